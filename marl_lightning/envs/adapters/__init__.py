@@ -1,0 +1,1 @@
+"""Games of other packages. Their packages are imported only when a game is made."""

@@ -1,0 +1,1 @@
+"""Vector environments over single instances, and the arrays that all vector environments write into."""

@@ -1,0 +1,63 @@
+"""Preallocated numpy arrays of a vector environment and the tensors that look at the same memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from marl_lightning.envs.base import Observations, VectorStep
+from marl_lightning.envs.spec import EnvSpec
+
+
+def allocate_observations(spec: EnvSpec, num_envs: int) -> Observations[np.ndarray]:
+    """Returns zeroed arrays for the decision points of ``num_envs`` instances."""
+    groups = spec.groups.items()
+    return Observations(
+        observation={
+            name: np.zeros((num_envs, group.num_agents, *group.observation_shape), group.observation_space.dtype)
+            for name, group in groups
+        },
+        action_mask={
+            name: np.zeros((num_envs, group.num_agents, group.action_size), np.bool_)
+            for name, group in groups
+            if group.is_discrete
+        },
+        alive={name: np.zeros((num_envs, group.num_agents), np.bool_) for name, group in groups},
+        state=np.zeros((num_envs, spec.state_size), np.float32),
+    )
+
+
+def allocate_step(spec: EnvSpec, num_envs: int) -> VectorStep[np.ndarray]:
+    """Returns zeroed arrays for the outcome of a vector step of ``num_envs`` instances."""
+    return VectorStep(
+        observations=allocate_observations(spec, num_envs),
+        reward={name: np.zeros((num_envs, group.num_agents), np.float32) for name, group in spec.groups.items()},
+        terminated=np.zeros(num_envs, np.bool_),
+        truncated=np.zeros(num_envs, np.bool_),
+        final=allocate_observations(spec, num_envs),
+        info={key: np.zeros(num_envs, np.float32) for key in spec.info_keys},
+    )
+
+
+def map_observations(function: Callable, observations: Observations) -> Observations:
+    """Applies ``function`` to every array of ``observations``."""
+    return Observations(
+        observation={name: function(array) for name, array in observations.observation.items()},
+        action_mask={name: function(array) for name, array in observations.action_mask.items()},
+        alive={name: function(array) for name, array in observations.alive.items()},
+        state=function(observations.state),
+    )
+
+
+def as_tensors(step: VectorStep[np.ndarray]) -> VectorStep[torch.Tensor]:
+    """Returns tensors that share the memory of ``step``."""
+    return VectorStep(
+        observations=map_observations(torch.from_numpy, step.observations),
+        reward={name: torch.from_numpy(array) for name, array in step.reward.items()},
+        terminated=torch.from_numpy(step.terminated),
+        truncated=torch.from_numpy(step.truncated),
+        final=map_observations(torch.from_numpy, step.final),
+        info={key: torch.from_numpy(array) for key, array in step.info.items()},
+    )

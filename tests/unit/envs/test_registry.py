@@ -1,0 +1,140 @@
+"""Names, recipes and error messages of make_env and make_vector_env."""
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+from scripted import CounterGame, LeavingGame
+
+from marl_lightning.envs import (
+    PettingZooAdapter,
+    SyncVectorEnv,
+    make_env,
+    make_vector_env,
+    register_family,
+    registered_environments,
+    registry,
+)
+from marl_lightning.envs.native.matrix import MatrixVectorEnv
+
+
+@pytest.fixture
+def counter_family():
+    register_family("scripted", scenarios=lambda: ["counter"], make=lambda scenario, **kwargs: CounterGame(**kwargs))
+    yield
+    del registry._FAMILIES["scripted"]
+
+
+def test_names():
+    names = registered_environments()
+    assert {"matrix/climbing", "mpe/simple_spread_v3", "mpe/simple_tag_v3"} <= set(names)
+    assert list(names) == sorted(names)
+
+
+def test_native_family_and_its_recipe():
+    env = make_vector_env("matrix/penalty", num_envs=3, seed=4, k=-2.0)
+    assert isinstance(env, MatrixVectorEnv)
+    assert (env.num_envs, env.seed) == (3, 4)
+    assert env.recipe == {"name": "matrix/penalty", "kwargs": {"k": -2.0}}
+    again = make_vector_env(env.recipe["name"], num_envs=1, **env.recipe["kwargs"])
+    assert again.spec == env.spec
+    assert again.seed == 0
+    assert env.replicate(num_envs=2, seed=0).recipe == env.recipe
+
+
+def test_package_family_and_its_recipe():
+    env = make_vector_env("mpe/simple_spread_v3", num_envs=2, seed=1, N=2)
+    assert isinstance(env, SyncVectorEnv)
+    assert env.spec.groups["agent"].num_agents == 2
+    assert env.recipe == {"name": "mpe/simple_spread_v3", "kwargs": {"N": 2}}
+
+
+def test_functions_have_no_recipe():
+    def parallel():
+        return LeavingGame({"a_0": (1, "terminated")})
+
+    assert isinstance(make_env(parallel), PettingZooAdapter)
+    assert isinstance(make_env(CounterGame), CounterGame)
+    for function in (parallel, CounterGame):
+        env = make_vector_env(function, num_envs=2)
+        assert env.recipe is None
+        assert env.num_envs == 2
+    with pytest.raises(ValueError, match=r"arguments \['length'\] go with a name only"):
+        make_env(CounterGame, length=2)
+
+
+def test_instances_of_a_function_are_distinct():
+    games = []
+
+    def factory():
+        games.append(CounterGame())
+        return games[-1]
+
+    make_vector_env(factory, num_envs=3)
+    assert len({id(game) for game in games}) == 3
+
+
+def test_registered_family(counter_family):
+    assert "scripted/counter" in registered_environments()
+    assert make_env("scripted/counter", length=9).length == 9
+    assert make_vector_env("scripted/counter", num_envs=2, length=9).spec.episode_limit == 9
+    with pytest.raises(ValueError, match="new name"):
+        register_family("scripted", scenarios=list, make=CounterGame)
+
+
+@pytest.mark.parametrize("makers", [{}, {"make": CounterGame, "make_vector": MatrixVectorEnv}])
+def test_a_family_has_one_maker(makers):
+    with pytest.raises(ValueError, match="exactly one of make and make_vector"):
+        register_family("other", scenarios=list, **makers)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("matrix/climbin", "matrix/climbing"),
+        ("matrices/climbing", "matrix/climbing"),
+        ("mpe/simple_tag", "mpe/simple_tag_v3"),
+        ("climbing", None),
+        ("", None),
+    ],
+)
+@pytest.mark.parametrize("make", [make_env, lambda name: make_vector_env(name, num_envs=1)], ids=["one", "vector"])
+def test_unknown_names(make, name, nearest):
+    with pytest.raises(ValueError, match=rf"unknown environment {name!r} \(families: matrix, mpe, smac\)") as caught:
+        make(name)
+    assert nearest is None or nearest in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_package(monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "mpe2" else find_spec(name))
+    with pytest.raises(ImportError, match=r'pip install "marl-lightning\[mpe\]"'):
+        make_env("mpe/simple_spread_v3")
+    assert not any(name.startswith("mpe/") for name in registered_environments())
+
+
+def test_num_envs_is_checked():
+    with pytest.raises(ValueError, match="num_envs must be at least 1, got 0"):
+        make_vector_env("matrix/climbing", num_envs=0)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import marl_lightning.envs.spec, marl_lightning.envs.base",
+        "from marl_lightning.envs import make_env, check_env; check_env(make_env('mpe/simple_v3'), steps=30)",
+    ],
+    ids=["contracts", "one instance of a package game"],
+)
+def test_workers_stay_free_of_torch(code):
+    check = "; import sys; assert not {'torch', 'lightning'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code + check], check=True, timeout=60)
+
+
+def test_unknown_attribute_of_the_package():
+    import marl_lightning.envs
+
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = marl_lightning.envs.nothing
