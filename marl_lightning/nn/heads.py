@@ -1,0 +1,141 @@
+"""Action distributions: plain functions of tensors for acting, and heads that end a policy network.
+
+No ``torch.distributions`` object is made: creating and validating one costs about as much as a small network.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from marl_lightning.nn.linear import AgentLinear
+
+ILLEGAL_LOGIT = -1e8
+"""Logit of an illegal action: its probability is exactly 0, and 0 times its log-probability is 0, not NaN."""
+
+
+class CategoricalHead(nn.Module):
+    """Distribution over ``n`` actions of which some may be illegal.
+
+    Args:
+        in_features: size of the features.
+        num_actions: ``n``.
+        num_agents: see :class:`~marl_lightning.nn.linear.AgentLinear`.
+        gain: of the initial weights; a small one starts nearly uniform.
+    """
+
+    def __init__(self, *, in_features: int, num_actions: int, num_agents: int | None = None, gain: float = 0.01):
+        super().__init__()
+        self.logits = AgentLinear(in_features=in_features, out_features=num_actions, num_agents=num_agents, gain=gain)
+
+    def log_probs(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        """Returns normalised log-probabilities ``[..., n]``; ``mask`` ``[..., n]`` is True where legal."""
+        logits = self.logits(features).float()
+        if mask is not None:
+            logits = logits.masked_fill(~mask, ILLEGAL_LOGIT)
+        return torch.log_softmax(logits, -1)
+
+    def sample(
+        self, features: Tensor, mask: Tensor | None, *, deterministic: bool, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns actions ``[...]`` int64 and their log-probabilities ``[...]``.
+
+        Sampling is the Gumbel-max trick (Maddison et al. 2014) with exponential noise: ``argmax(log p - log e)``.
+        """
+        log_probs = self.log_probs(features, mask)
+        if deterministic:
+            action = log_probs.argmax(-1, keepdim=True)
+        else:
+            noise = torch.empty_like(log_probs).exponential_(generator=generator)
+            action = (log_probs - noise.log_()).argmax(-1, keepdim=True)
+        return action.squeeze(-1), log_probs.gather(-1, action).squeeze(-1)
+
+    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Returns the log-probability of ``action`` and the entropy, each ``[...]``."""
+        log_probs = self.log_probs(features, mask)
+        entropy = -(log_probs.exp() * log_probs).sum(-1)
+        return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
+
+    def env_action(self, action: Tensor) -> Tensor:
+        """Actions are indices already."""
+        return action
+
+
+class GaussianHead(nn.Module):
+    """Diagonal Gaussian with a state-independent standard deviation, optionally squashed by tanh.
+
+    Its samples live in an unbounded space, and log-probabilities are densities of ``tanh(sample)`` if squashed, of
+    the sample otherwise. :meth:`env_action` squashes (or clips) to [-1, 1] and scales to the bounds of the game.
+
+    Args:
+        in_features: size of the features.
+        action_space: bounded box ``[d]``.
+        num_agents: see :class:`~marl_lightning.nn.linear.AgentLinear`.
+        gain: of the initial weights of the mean.
+        squash: use tanh instead of clipping.
+        initial_log_std: natural logarithm of the initial standard deviation.
+    """
+
+    def __init__(
+        self,
+        *,
+        in_features: int,
+        action_space: spaces.Box,
+        num_agents: int | None = None,
+        gain: float = 0.01,
+        squash: bool = False,
+        initial_log_std: float = -0.5,
+    ):
+        super().__init__()
+        size = action_space.shape[0]
+        self.squash = squash
+        self.mean = AgentLinear(in_features=in_features, out_features=size, num_agents=num_agents, gain=gain)
+        shape = (size,) if num_agents is None else (num_agents, size)
+        self.log_std = nn.Parameter(torch.full(shape, initial_log_std))
+        low, high = torch.from_numpy(action_space.low), torch.from_numpy(action_space.high)
+        self.register_buffer("centre", (high + low) / 2, persistent=False)
+        self.register_buffer("half_range", (high - low) / 2, persistent=False)
+
+    def sample(
+        self, features: Tensor, mask: None, *, deterministic: bool, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns samples ``[..., d]`` before squashing and their log-probabilities ``[...]``."""
+        mean = self.mean(features).float()
+        if deterministic:
+            return mean, self.log_prob(mean, mean)
+        noise = torch.empty_like(mean).normal_(generator=generator)
+        action = mean + self.log_std.exp() * noise
+        return action, self.log_prob(mean, action)
+
+    def log_prob(self, mean: Tensor, action: Tensor) -> Tensor:
+        """Returns ``[...]``, summed over action dimensions."""
+        z = (action - mean) * (-self.log_std).exp()
+        log_prob = -0.5 * z.square() - self.log_std - 0.5 * math.log(2 * math.pi)
+        if self.squash:
+            log_prob = log_prob - _log_tanh_slope(action)
+        return log_prob.sum(-1)
+
+    def evaluate(self, features: Tensor, action: Tensor, mask: None) -> tuple[Tensor, Tensor]:
+        """Returns the log-probability of ``action`` and the entropy, each ``[...]``.
+
+        The entropy of a squashed Gaussian has no closed form: the correction is estimated with one fresh sample.
+        """
+        mean = self.mean(features).float()
+        entropy = 0.5 * math.log(2 * math.pi * math.e) + self.log_std.expand_as(mean)
+        if self.squash:
+            entropy = entropy + _log_tanh_slope(mean + self.log_std.exp() * torch.randn_like(mean))
+        return self.log_prob(mean, action), entropy.sum(-1)
+
+    def env_action(self, action: Tensor) -> Tensor:
+        """Maps samples to the box of the game."""
+        unit = action.tanh() if self.squash else action.clamp(-1, 1)
+        return self.centre + self.half_range * unit
+
+
+def _log_tanh_slope(x: Tensor) -> Tensor:
+    """``log(d tanh(x) / dx)`` without cancellation for large ``|x|`` (Haarnoja et al. 2018, appendix C)."""
+    return 2 * (math.log(2) - x - softplus(-2 * x))
