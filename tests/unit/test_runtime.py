@@ -1,0 +1,46 @@
+"""The process that a training runs in."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+from marl_lightning import runtime
+
+
+def test_freed_memory_is_kept_where_the_c_library_is_glibc():
+    assert runtime.keep_freed_memory() is (platform.libc_ver()[0] == "glibc")
+
+
+def test_versions_name_what_decides_the_numbers():
+    found = runtime.versions()
+    assert found["python"] == platform.python_version()
+    assert found.keys() >= {"marl_lightning", "torch", "lightning", "torchrl", "tensordict", "numba", "numpy"}
+
+
+def test_there_is_no_revision_outside_a_checkout(monkeypatch, tmp_path):
+    monkeypatch.setattr(runtime, "__file__", str(tmp_path / "marl_lightning" / "runtime.py"))
+    assert runtime.git_revision() is None
+
+
+def test_the_revision_tells_whether_files_were_changed(monkeypatch, tmp_path):
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=test", "-c", "user.email=test@example.org")
+        subprocess.run(["git", "-C", tmp_path, *identity, *arguments], check=True, capture_output=True)
+
+    (tmp_path / "file").write_text("a")
+    git("init")
+    git("add", "file")
+    git("commit", "--message", "first")
+    monkeypatch.setattr(runtime, "__file__", str(tmp_path / "marl_lightning" / "runtime.py"))
+    clean = runtime.git_revision()
+    assert len(clean) == 40
+    (tmp_path / "file").write_text("b")
+    assert runtime.git_revision() == f"{clean}-dirty"
+
+
+def test_environments_do_not_import_torch():
+    code = "import sys, marl_lightning.envs.base; sys.exit('torch' in sys.modules or 'lightning' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent)
