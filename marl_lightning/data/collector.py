@@ -1,0 +1,213 @@
+"""The acting loop: a policy and a vector environment make a rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from marl_lightning.data import schema
+from marl_lightning.data.episodes import EpisodeStatistics
+from marl_lightning.data.schema import RecurrentState, Rollout
+from marl_lightning.envs.base import Observations, VectorEnv
+
+if TYPE_CHECKING:
+    from marl_lightning.algorithms.base import Policy
+
+
+@dataclass(slots=True)
+class _StepViews:
+    """One time index of every leaf of a rollout, made once so that the loop does no indexing."""
+
+    observations: Observations[Tensor]
+    is_first: Tensor
+    action: dict[str, Tensor]
+    log_prob: dict[str, Tensor]
+    reward: dict[str, Tensor]
+    terminated: Tensor
+    truncated: Tensor
+    info: dict[str, Tensor]
+
+
+class RolloutCollector:
+    """Steps a vector environment with a policy and keeps what must survive between rollouts.
+
+    The leaves of a rollout are allocated once, on ``device``, and filled anew by every :meth:`collect`.
+
+    Args:
+        env: the environment; it is reset with ``seed`` before the first step.
+        rollout_length: vector steps a rollout, ``T``.
+        chunk_length: recurrent states are kept at every ``L``-th step, ``L`` dividing ``T``; ``None`` keeps the first.
+        seed: of the environment and of the policy's randomness.
+        device: of the policy and the data.
+    """
+
+    def __init__(
+        self,
+        *,
+        env: VectorEnv,
+        rollout_length: int,
+        chunk_length: int | None = None,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ):
+        self.env = env
+        self.rollout_length = rollout_length
+        self.chunk_length = chunk_length or rollout_length
+        self.state: RecurrentState | None = None
+        self._device = torch.device(device)
+        self._generator = torch.Generator(self._device).manual_seed(seed)
+        self._episodes = EpisodeStatistics(spec=env.spec, num_envs=env.num_envs)
+        self._observations = env.reset(seed=seed)
+        self._is_first = torch.ones(env.num_envs, dtype=torch.bool)
+        self._allocate()
+
+    def _allocate(self) -> None:
+        spec, shape, device = self.env.spec, (self.rollout_length, self.env.num_envs), self._device
+
+        def empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(*shape, *size, dtype=dtype, device=device)
+
+        following: dict[str, Any] = {
+            schema.TERMINATED: empty(dtype=torch.bool),
+            schema.TRUNCATED: empty(dtype=torch.bool),
+        }
+        leaves: dict[str, Any] = {
+            schema.STATE: empty(spec.state_size),
+            schema.IS_FIRST: empty(dtype=torch.bool),
+            schema.NEXT: following,
+        }
+        for name, group in spec.groups.items():
+            agents, observation = group.num_agents, self._observations.observation[name]
+            action_shape, action_dtype = ((), torch.int64) if group.is_discrete else ((group.action_size,), None)
+            leaves[name] = {
+                schema.OBSERVATION: empty(*observation.shape[1:], dtype=observation.dtype),
+                schema.ALIVE: empty(agents, dtype=torch.bool),
+                schema.ACTION: empty(agents, *action_shape, dtype=action_dtype or torch.float32),
+                schema.LOG_PROB: empty(agents),
+            }
+            if group.is_discrete:
+                leaves[name][schema.ACTION_MASK] = empty(agents, group.action_size, dtype=torch.bool)
+            following[name] = {schema.REWARD: empty(agents)}
+        self._leaves = leaves
+        self._info = {key: torch.zeros(shape) for key in spec.info_keys}
+        self._views = [self._view(t) for t in range(self.rollout_length)]
+
+    def _view(self, t: int) -> _StepViews:
+        groups, leaves, following = self.env.spec.groups, self._leaves, self._leaves[schema.NEXT]
+
+        def per_group(key: str) -> dict[str, Tensor]:
+            return {name: leaves[name][key][t] for name in groups if key in leaves[name]}
+
+        return _StepViews(
+            observations=Observations(
+                observation=per_group(schema.OBSERVATION),
+                action_mask=per_group(schema.ACTION_MASK),
+                alive=per_group(schema.ALIVE),
+                state=leaves[schema.STATE][t],
+            ),
+            is_first=leaves[schema.IS_FIRST][t],
+            action=per_group(schema.ACTION),
+            log_prob=per_group(schema.LOG_PROB),
+            reward={name: following[name][schema.REWARD][t] for name in groups},
+            terminated=following[schema.TERMINATED][t],
+            truncated=following[schema.TRUNCATED][t],
+            info={key: values[t] for key, values in self._info.items()},
+        )
+
+    @torch.no_grad()
+    def collect(self, policy: Policy) -> Rollout:
+        """Makes ``T`` vector steps. The rollout's tensors are overwritten by the next call."""
+        state = policy.initial_state(self.env.num_envs) if self.state is None else self.state
+        initial_state, chunk_states, final = state, [], []
+        for t, view in enumerate(self._views):
+            copy_observations(self._observations, view.observations)
+            view.is_first.copy_(self._is_first, non_blocking=True)
+            if t % self.chunk_length == 0:
+                chunk_states.append(state)
+            actions, log_probs, state = policy.act(view.observations, state, view.is_first, generator=self._generator)
+            step = self.env.step({name: a.to("cpu") for name, a in policy.env_actions(actions).items()})
+            _copy(actions, view.action)
+            _copy(log_probs, view.log_prob)
+            _copy(step.reward, view.reward)
+            _copy(step.info, view.info)
+            view.terminated.copy_(step.terminated, non_blocking=True)
+            view.truncated.copy_(step.truncated, non_blocking=True)
+            if step.truncated.any():
+                final.append(_truncated_rows(t, step.final, step.truncated & ~step.terminated))
+            self._observations = step.observations
+            self._is_first = step.terminated | step.truncated
+        self.state = state
+        return Rollout(
+            steps=TensorDict(self._leaves, batch_size=(self.rollout_length, self.env.num_envs), device=self._device),
+            last=_as_tensordict(self._observations).clone().to(self._device),
+            final=self._concatenate(final),
+            initial_state=initial_state,
+            chunk_state={key: torch.stack([s[key] for s in chunk_states]) for key in state},
+            episodes=self._finished_episodes(),
+        )
+
+    def _concatenate(self, final: list[TensorDict]) -> TensorDict:
+        if not final:
+            nothing = torch.zeros(self.env.num_envs, dtype=torch.bool)
+            final = [_truncated_rows(0, self._observations, nothing)]
+        return torch.cat(final).to(self._device)
+
+    def _finished_episodes(self) -> dict[str, Any]:
+        following = self._leaves[schema.NEXT]
+        reward = {name: following[name][schema.REWARD].numpy(force=True) for name in self.env.spec.groups}
+        done = (following[schema.TERMINATED] | following[schema.TRUNCATED]).numpy(force=True)
+        return self._episodes.update(reward, done, {key: value.numpy() for key, value in self._info.items()})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns all that :meth:`load_state_dict` needs to continue exactly, if the environment can be saved."""
+        return {
+            "env": self.env.state_dict() if self.env.spec.can_checkpoint else None,
+            "generator": self._generator.get_state(),
+            "episodes": self._episodes.state_dict(),
+            "is_first": self._is_first.clone(),
+            "recurrent": None if self.state is None else {key: value.cpu() for key, value in self.state.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores :meth:`state_dict`. An environment that could not be saved stays at the start of new episodes."""
+        self._generator.set_state(state["generator"])
+        if state["env"] is None:
+            return
+        self._observations = self.env.load_state_dict(state["env"])
+        self._is_first = state["is_first"].clone()
+        self._episodes.load_state_dict(state["episodes"])
+        recurrent = state["recurrent"]
+        self.state = None if recurrent is None else {key: value.to(self._device) for key, value in recurrent.items()}
+
+
+def copy_observations(source: Observations[Tensor], target: Observations[Tensor]) -> None:
+    """Copies every tensor of ``source`` into ``target``, asynchronously if ``target`` is on a GPU."""
+    _copy(source.observation, target.observation)
+    _copy(source.action_mask, target.action_mask)
+    _copy(source.alive, target.alive)
+    target.state.copy_(source.state, non_blocking=True)
+
+
+def _copy(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
+    for name, tensor in target.items():
+        tensor.copy_(source[name], non_blocking=True)
+
+
+def _as_tensordict(observations: Observations[Tensor]) -> TensorDict:
+    data: dict[str, Any] = {schema.STATE: observations.state}
+    for name, observation in observations.observation.items():
+        data[name] = {schema.OBSERVATION: observation, schema.ALIVE: observations.alive[name]}
+        if name in observations.action_mask:
+            data[name][schema.ACTION_MASK] = observations.action_mask[name]
+    return TensorDict(data, batch_size=observations.state.shape[:1])
+
+
+def _truncated_rows(t: int, final: Observations[Tensor], rows: Tensor) -> TensorDict:
+    env = rows.nonzero().squeeze(-1)
+    data = _as_tensordict(final)[env]
+    return data.update({"time": torch.full_like(env, t), "env": env})
