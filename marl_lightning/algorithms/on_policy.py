@@ -1,0 +1,410 @@
+"""On-policy actor-critic methods: collect a rollout, estimate advantages, make epochs of minibatch updates."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from marl_lightning.algorithms.actor_critic import Actor, ActorPolicy, Critic, CriticInput, initial_states
+from marl_lightning.algorithms.base import MARLModule
+from marl_lightning.data import schema
+from marl_lightning.data.episodes import episode_metrics
+from marl_lightning.data.schema import RecurrentState, Rollout
+from marl_lightning.envs.spec import EnvSpec
+from marl_lightning.losses.ppo import (
+    advantage_sums,
+    clipped_policy_loss,
+    clipped_value_loss,
+    normalise_advantage,
+    weighted_mean,
+)
+from marl_lightning.losses.returns import generalized_advantage_estimate
+from marl_lightning.nn.value_norm import ValueNorm
+from marl_lightning.validation import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, checked
+
+
+class OnPolicyActorCriticModule(MARLModule):
+    """Proximal policy optimisation for teams (Schulman et al. 2017; Yu et al. 2022), the base of its family.
+
+    Every group has an actor and a critic; all groups share one optimiser step. Advantages, value targets and losses
+    follow :mod:`marl_lightning.losses`; each is a mean over the agents that were alive.
+
+    Args:
+        spec: the environment's spec; found in the data module if not given.
+        hidden_sizes: widths of the hidden layers of actor and critic.
+        activation: of the hidden layers.
+        layer_norm: normalise the inputs and the output of every hidden layer.
+        recurrent: put a GRU of width ``hidden_sizes[-1]`` behind the hidden layers.
+        chunk_length: env steps of back-propagation through time with ``recurrent``; it divides the rollout length.
+            Each chunk starts from the recurrent state of collection time. The paper uses 10.
+        share_parameters: one network for the agents of a group, told apart by their index, or one each.
+        critic: what the critic sees, see :class:`~marl_lightning.algorithms.actor_critic.Critic`.
+        team_reward: how the rewards of a group become one that all its agents learn from; ``None`` keeps their own.
+        learning_rate: of Adam, for actor and critic.
+        learning_rate_decay_env_steps: the learning rate falls linearly to 0 at this many env steps; ``None`` keeps it.
+        adam_eps: epsilon of Adam.
+        gamma: discount per env step.
+        gae_lambda: trace decay of generalised advantage estimation.
+        clip_ratio: clipping of the probability ratio around 1.
+        value_clip: clipping of value changes, on the scale of the critic's output; ``None`` does not clip.
+        huber_delta: error, on that scale, above which the value loss is linear; ``None`` is the squared error.
+        value_coefficient: weight of the value loss.
+        entropy_coefficient: weight of the entropy bonus.
+        max_grad_norm: limit of the norm of the gradient of all parameters; ``None`` does not clip.
+        num_epochs: passes over a rollout. The paper uses 15 for easy, 10 for hard, 5 for very hard games.
+        num_minibatches: updates a pass.
+        normalise_value: learn values of returns shifted and scaled by running statistics.
+        value_norm_decay: see :class:`~marl_lightning.nn.value_norm.ValueNorm`.
+        normalise_advantage: shift and scale the advantages of a rollout, over living agents and all processes.
+        value_active_masks: dead agents do not count in the value loss. With a critic that sees an agent's own
+            features, learning the value of being dead instead keeps the bootstrap at the moment of death right.
+        death_masking: see :class:`~marl_lightning.algorithms.actor_critic.Critic`.
+        squash_actions: bound continuous actions by tanh instead of clipping.
+        output_gain: of the initial weights of the actor's last layer.
+        compile: compile the loss with ``torch.compile``; without a C++ compiler there is a warning and no change.
+    """
+
+    @checked
+    def __init__(
+        self,
+        *,
+        spec: EnvSpec | None = None,
+        hidden_sizes: Annotated[Sequence[PositiveInt], Field(min_length=1)] = (64, 64),
+        activation: Literal["relu", "tanh"] = "relu",
+        layer_norm: bool = True,
+        recurrent: bool = False,
+        chunk_length: PositiveInt = 16,
+        share_parameters: bool = True,
+        critic: CriticInput = "state",
+        team_reward: Literal["mean", "sum", "first"] | None = "mean",
+        learning_rate: PositiveFloat = 5e-4,
+        learning_rate_decay_env_steps: PositiveInt | None = None,
+        adam_eps: PositiveFloat = 1e-5,
+        gamma: Fraction = 0.99,
+        gae_lambda: Fraction = 0.95,
+        clip_ratio: PositiveFloat = 0.2,
+        value_clip: PositiveFloat | None = 0.2,
+        huber_delta: PositiveFloat | None = 10.0,
+        value_coefficient: NonNegativeFloat = 1.0,
+        entropy_coefficient: NonNegativeFloat = 0.01,
+        max_grad_norm: PositiveFloat | None = 10.0,
+        num_epochs: PositiveInt = 10,
+        num_minibatches: PositiveInt = 1,
+        normalise_value: bool = True,
+        value_norm_decay: Annotated[float, Field(ge=0, lt=1)] = 0.99999,
+        normalise_advantage: bool = True,
+        value_active_masks: bool = True,
+        death_masking: bool = True,
+        squash_actions: bool = False,
+        output_gain: PositiveFloat = 0.01,
+        compile: bool = False,
+    ):
+        if critic == "state" and team_reward is None:
+            raise ValueError(
+                "critic='state' gives one value for a whole group and needs a team reward: "
+                "set team_reward to 'mean', 'sum' or 'first', or critic to 'agent_state' or 'observation'"
+            )
+        super().__init__()
+        self.save_hyperparameters(ignore=["spec"])
+        if spec is not None:
+            self.use_spec(spec)
+
+    # Networks -------------------------------------------------------------------------------------------------------
+
+    def build(self, spec: EnvSpec) -> None:
+        hp = self.hparams
+        body = {key: hp[key] for key in ("hidden_sizes", "recurrent", "activation", "layer_norm")}
+        self.actors = ActorPolicy()
+        self.critics = nn.ModuleDict()
+        self.value_norms = nn.ModuleDict()
+        for name, group in spec.groups.items():
+            self.actors[name] = Actor(
+                group=group,
+                share_parameters=hp.share_parameters,
+                output_gain=hp.output_gain,
+                squash_actions=hp.squash_actions,
+                **body,
+            )
+            self.critics[name] = Critic(
+                spec=spec,
+                group=group,
+                critic=hp.critic,
+                share_parameters=hp.share_parameters,
+                death_masking=hp.death_masking,
+                **body,
+            )
+            if hp.normalise_value:
+                self.value_norms[name] = ValueNorm(decay=hp.value_norm_decay)
+        self._group_loss = compiled(self.group_loss) if hp.compile else self.group_loss
+
+    @property
+    def policy(self) -> ActorPolicy:
+        return self.actors
+
+    @property
+    def chunk_length(self) -> int | None:
+        """Steps of a training sequence; ``None`` without memory, where every step stands alone."""
+        return self.hparams.chunk_length if self.hparams.recurrent else None
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        parameters = [*self.actors.parameters(), *self.critics.parameters()]
+        return torch.optim.Adam(parameters, lr=self.hparams.learning_rate, eps=self.hparams.adam_eps, fused=True)
+
+    # Values of a rollout, as of collection time ----------------------------------------------------------------------
+
+    @torch.no_grad()
+    def prepare_rollout(self, rollout: Rollout, state: RecurrentState) -> RecurrentState:
+        """Adds ``(group, "value")`` and ``("next", group, "value")`` to the steps, on the scale of the critic's output.
+
+        The latter is the value of the true successor, and only valid where the episode was not terminated.
+
+        Returns:
+            ``state`` with the critics' recurrent states after the last step.
+        """
+        rows = {name: critic.num_values for name, critic in self.critics.items()}
+        num_envs = rollout.steps.shape[1]
+        before = initial_states("critic", self.critics, rows, num_envs) | {
+            key: value for key, value in state.items() if key.startswith("critic/")
+        }
+        state = dict(state)
+        for name, critic in self.critics.items():
+            key, steps = f"critic/{name}", rollout.steps
+            value, states = critic(_critic_inputs(critic, name, steps), before.get(key), steps[schema.IS_FIRST])
+            next_value = torch.cat((value[1:], self._successor_value(name, rollout.last, states[-1])))
+            if len(rollout.final):
+                time, env = rollout.final["time"], rollout.final["env"]
+                next_value[time, env] = self._successor_value(name, rollout.final, states[time, env])[0]
+            agents = self.actors[name].num_agents
+            steps[name, "value"] = value.expand(-1, -1, agents).contiguous()
+            steps[schema.NEXT, name, "value"] = next_value.expand(-1, -1, agents).contiguous()
+            if key in before:
+                state[key] = states[-1]
+                chunk_ends = states[self.chunk_length - 1 : -1 : self.chunk_length]
+                rollout.chunk_state[key] = torch.cat((before[key].unsqueeze(0), chunk_ends))
+        return state
+
+    def _successor_value(self, group: str, rows: TensorDict, state: Tensor) -> Tensor:
+        """Returns values ``[1, N, num_values]`` of decision points ``[N]`` that follow on ``state``."""
+        critic = self.critics[group]
+        goes_on = torch.zeros(1, len(rows), dtype=torch.bool, device=state.device)
+        return critic(_critic_inputs(critic, group, rows.unsqueeze(0)), state, goes_on)[0]
+
+    # Learning -------------------------------------------------------------------------------------------------------
+
+    def training_step(self, rollout: Rollout, batch_idx: int) -> None:
+        self.update(rollout)
+        self.advance(rollout.env_steps)
+        metrics = self.flush_metrics(episode_metrics(rollout.episodes))
+        check_finite(metrics, rollout, self.env_steps)
+
+    def update(self, rollout: Rollout) -> None:
+        """Makes ``num_epochs`` passes of ``num_minibatches`` updates over a prepared rollout."""
+        hp = self.hparams
+        optimizer = self.optimizers()
+        parameters = [*self.actors.parameters(), *self.critics.parameters()]
+        self._decay_learning_rate(optimizer)
+        batches = {name: self.training_batch(name, rollout) for name in self.actors}
+        num_sequences = next(iter(batches.values())).num_sequences
+        for _ in range(hp.num_epochs):
+            order = torch.randperm(num_sequences, device=self.device)
+            for rows in order.tensor_split(hp.num_minibatches):
+                loss, metrics = self.loss({name: batch.select(rows) for name, batch in batches.items()})
+                norm = self.optimise(loss, optimizer, parameters, max_grad_norm=hp.max_grad_norm)
+                self.record(metrics | {"gradient_norm": norm})
+
+    def loss(self, batches: Mapping[str, GroupBatch]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the sum of the groups' losses and their diagnostics, named after the group if there are several."""
+        total, metrics = 0.0, {}
+        for name, batch in batches.items():
+            loss, group_metrics = self._group_loss(self.actors[name], self.critics[name], batch)
+            total = total + loss
+            suffix = f"/{name}" if len(batches) > 1 else ""
+            metrics |= {key + suffix: value for key, value in group_metrics.items()}
+        return total, metrics
+
+    def group_loss(self, actor: Actor, critic: Critic, batch: GroupBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Policy loss, value loss and entropy bonus of one group on one minibatch."""
+        hp = self.hparams
+        features, _ = actor(batch.actor_inputs, batch.actor_state, batch.is_first)
+        log_prob, entropy = actor.head.evaluate(features, batch.action, batch.action_mask)
+        value, _ = critic(batch.critic_inputs, batch.critic_state, batch.is_first)
+        policy_loss, diagnostics = clipped_policy_loss(
+            log_prob=log_prob,
+            old_log_prob=batch.log_prob,
+            advantage=batch.advantage,
+            weight=batch.alive,
+            clip_ratio=hp.clip_ratio,
+        )
+        value_loss = clipped_value_loss(
+            value=value.expand_as(batch.value),
+            old_value=batch.value,
+            target=batch.target,
+            weight=batch.value_weight,
+            clip=hp.value_clip,
+            huber_delta=hp.huber_delta,
+        )
+        entropy = weighted_mean(entropy, batch.alive)
+        loss = policy_loss + hp.value_coefficient * value_loss - hp.entropy_coefficient * entropy
+        return loss, diagnostics | {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+
+    def training_batch(self, group: str, rollout: Rollout) -> GroupBatch:
+        """Returns one group's training sequences: advantages, value targets, and inputs made once for all epochs."""
+        hp, actor, critic = self.hparams, self.actors[group], self.critics[group]
+        steps, own = rollout.steps, rollout.steps[group]
+        terminated = steps[schema.NEXT, schema.TERMINATED].unsqueeze(-1)
+        done = terminated | steps[schema.NEXT, schema.TRUNCATED].unsqueeze(-1)
+        norm = self.value_norms[group] if hp.normalise_value else None
+        value, next_value = own["value"], steps[schema.NEXT, group, "value"]
+        real_value = norm.denormalise(value) if norm else value
+        advantage = generalized_advantage_estimate(
+            reward=team_reward(steps[schema.NEXT, group, schema.REWARD], hp.team_reward),
+            value=real_value,
+            next_value=norm.denormalise(next_value) if norm else next_value,
+            terminated=terminated,
+            done=done,
+            gamma=hp.gamma,
+            gae_lambda=hp.gae_lambda,
+        )
+        target = advantage + real_value
+        alive = own[schema.ALIVE].float()
+        value_weight = alive if hp.value_active_masks else torch.ones_like(alive)
+        self._record_value_fit(target, real_value, value_weight)
+        if norm:
+            norm.update(target, value_weight, self.reduce_sum)
+            target = norm.normalise(target)
+        if hp.normalise_advantage:
+            advantage = normalise_advantage(advantage, self.reduce_sum(advantage_sums(advantage, alive)))
+        mask = own.get(schema.ACTION_MASK, None)
+        if mask is not None and mask.all():  # the game has no illegal actions: save the masking
+            mask = None
+
+        def sequences(x: Tensor | None) -> Tensor | None:
+            return None if x is None else into_sequences(x, self.chunk_length)
+
+        def chunk_state(name: str) -> Tensor | None:
+            state = rollout.chunk_state.get(f"{name}/{group}")
+            return None if state is None else state.flatten(0, 1)
+
+        return GroupBatch(
+            actor_inputs=sequences(actor.inputs(own[schema.OBSERVATION])),
+            critic_inputs=sequences(_critic_inputs(critic, group, steps)),
+            action=sequences(own[schema.ACTION]),
+            action_mask=sequences(mask),
+            log_prob=sequences(own[schema.LOG_PROB]),
+            value=sequences(value),
+            advantage=sequences(advantage),
+            target=sequences(target),
+            alive=sequences(alive),
+            value_weight=sequences(value_weight),
+            is_first=sequences(steps[schema.IS_FIRST]),
+            actor_state=chunk_state("actor"),
+            critic_state=chunk_state("critic"),
+        )
+
+    def _record_value_fit(self, target: Tensor, value: Tensor, weight: Tensor) -> None:
+        mean = weighted_mean(target, weight)
+        variance = weighted_mean((target - mean).square(), weight)
+        error = weighted_mean((target - value).square(), weight)
+        self.record({"explained_variance": 1 - error / variance.clamp(min=1e-8), "value_target": mean})
+
+    def _decay_learning_rate(self, optimizer: torch.optim.Optimizer) -> None:
+        end = self.hparams.learning_rate_decay_env_steps
+        if end is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = self.hparams.learning_rate * max(0.0, 1 - self.env_steps / end)
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupBatch:
+    """Training sequences of one group: ``[L, N, ...]``, ``N`` sequences of ``L`` steps, and their first states.
+
+    ``L`` is the chunk length with memory and 1 without. ``action_mask`` is ``None`` where all actions are legal, the
+    states are ``None`` without memory.
+    """
+
+    actor_inputs: Tensor
+    critic_inputs: Tensor
+    action: Tensor
+    action_mask: Tensor | None
+    log_prob: Tensor
+    value: Tensor
+    advantage: Tensor
+    target: Tensor
+    alive: Tensor
+    value_weight: Tensor
+    is_first: Tensor
+    actor_state: Tensor | None
+    critic_state: Tensor | None
+
+    @property
+    def num_sequences(self) -> int:
+        return self.is_first.shape[1]
+
+    def select(self, rows: Tensor) -> GroupBatch:
+        """Returns the sequences with the given indices."""
+
+        def pick(name: str) -> Tensor | None:
+            value = getattr(self, name)
+            return None if value is None else value.index_select(0 if name.endswith("_state") else 1, rows)
+
+        return GroupBatch(**{field.name: pick(field.name) for field in fields(self)})
+
+
+def into_sequences(x: Tensor, length: int | None) -> Tensor:
+    """Cuts ``[T, E, ...]`` into ``[L, T / L * E, ...]``, chunk after chunk; ``None`` is length 1."""
+    if length is None:
+        return x.flatten(0, 1).unsqueeze(0)
+    return x.unflatten(0, (-1, length)).transpose(0, 1).flatten(1, 2)
+
+
+def team_reward(reward: Tensor, how: str | None) -> Tensor:
+    """Makes one reward of the agents' ``[..., A]`` and gives it to all of them; ``None`` leaves them."""
+    if how is None:
+        return reward
+    if how == "first":
+        return reward[..., :1].expand_as(reward)
+    return getattr(reward, how)(-1, keepdim=True).expand_as(reward)
+
+
+def _critic_inputs(critic: Critic, group: str, rows: TensorDict) -> Tensor:
+    own = rows[group]
+    return critic.inputs(rows[schema.STATE], own[schema.OBSERVATION], own[schema.ALIVE])
+
+
+def check_finite(metrics: Mapping[str, float], rollout: Rollout, env_steps: int) -> None:
+    """Raises ``FloatingPointError`` naming what is NaN or infinite; data of the environment is looked at first."""
+    broken = [name for name, value in metrics.items() if not math.isfinite(value)]
+    if not broken:
+        return
+    leaves = rollout.steps.flatten_keys("/").items()
+    data = [name for name, leaf in leaves if leaf.is_floating_point() and not leaf.isfinite().all()]
+    cause = f"; the rollout holds NaN or inf in {', '.join(data)}" if data else ""
+    raise FloatingPointError(
+        f"{', '.join(broken)} became NaN or infinite at env step {env_steps}{cause}. "
+        "Lower algorithm.learning_rate or algorithm.max_grad_norm, or check the environment; "
+        "checkpoints written before this one are untouched."
+    )
+
+
+def compiled(function: Callable) -> Callable:
+    """Returns ``function`` compiled, or itself with a warning if this machine has no working compiler."""
+    fast = torch.compile(function)
+
+    def call(*args):
+        nonlocal fast
+        try:
+            return fast(*args)
+        except torch._dynamo.exc.BackendCompilerFailed as error:
+            warnings.warn(f"algorithm.compile is ignored, no working compiler was found: {error}", stacklevel=2)
+            fast = function
+            return fast(*args)
+
+    return call
