@@ -1,0 +1,19 @@
+"""Callbacks: evaluation, videos, checkpoints, the end of training, throughput and progress, all by env steps."""
+
+from marl_lightning.callbacks.checkpoint import EnvStepCheckpoint
+from marl_lightning.callbacks.evaluation import EvaluationCallback
+from marl_lightning.callbacks.interrupt import TrainingInterrupted
+from marl_lightning.callbacks.progress import EnvStepProgressBar
+from marl_lightning.callbacks.stop import StopAtEnvSteps
+from marl_lightning.callbacks.throughput import ThroughputMonitor
+from marl_lightning.callbacks.video import VideoCallback
+
+__all__ = [
+    "EnvStepCheckpoint",
+    "EnvStepProgressBar",
+    "EvaluationCallback",
+    "StopAtEnvSteps",
+    "ThroughputMonitor",
+    "TrainingInterrupted",
+    "VideoCallback",
+]
