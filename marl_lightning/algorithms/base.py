@@ -102,14 +102,18 @@ class MARLModule(LightningModule):
 
     # Lightning ------------------------------------------------------------------------------------------------------
 
-    def setup(self, stage: str) -> None:
-        if self.spec is None:
-            self.use_spec(self.trainer.datamodule.spec)
-        if stage == "fit" and (self.trainer.gradient_clip_val or self.trainer.accumulate_grad_batches != 1):
+    def configure_callbacks(self) -> list:
+        """Adds no callbacks: this is the one hook before Lightning's own refusal, which does not name our settings."""
+        if self.trainer.gradient_clip_val or self.trainer.accumulate_grad_batches != 1:
             raise ValueError(
                 "trainer.gradient_clip_val and trainer.accumulate_grad_batches do not apply here: "
                 "set algorithm.max_grad_norm and algorithm.num_minibatches instead"
             )
+        return []
+
+    def setup(self, stage: str) -> None:
+        if self.spec is None:
+            self.use_spec(self.trainer.datamodule.spec)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         datamodule = getattr(self._trainer, "datamodule", None)

@@ -213,6 +213,11 @@ class OnPolicyActorCriticModule(MARLModule):
         self._decay_learning_rate(optimizer)
         batches = {name: self.training_batch(name, rollout) for name in self.actors}
         num_sequences = next(iter(batches.values())).num_sequences
+        if hp.num_minibatches > num_sequences:
+            raise ValueError(
+                f"num_minibatches={hp.num_minibatches} must be at most the {num_sequences} sequences of a rollout: "
+                "make fewer minibatches or longer rollouts"
+            )
         for _ in range(hp.num_epochs):
             order = torch.randperm(num_sequences, device=self.device)
             for rows in order.tensor_split(hp.num_minibatches):

@@ -44,6 +44,9 @@ class RolloutCollector:
         chunk_length: recurrent states are kept at every ``L``-th step, ``L`` dividing ``T``; ``None`` keeps the first.
         seed: of the environment and of the policy's randomness.
         device: of the policy and the data.
+
+    Raises:
+        ValueError: if chunks do not fill a rollout.
     """
 
     def __init__(
@@ -58,6 +61,8 @@ class RolloutCollector:
         self.env = env
         self.rollout_length = rollout_length
         self.chunk_length = chunk_length or rollout_length
+        if rollout_length % self.chunk_length:
+            raise ValueError(f"chunk_length={chunk_length} must divide rollout_length={rollout_length}")
         self.state: RecurrentState | None = None
         self._device = torch.device(device)
         self._generator = torch.Generator(self._device).manual_seed(seed)
