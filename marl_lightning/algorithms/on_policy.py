@@ -408,7 +408,8 @@ def compiled(function: Callable) -> Callable:
         try:
             return fast(*args)
         except torch._dynamo.exc.BackendCompilerFailed as error:
-            warnings.warn(f"algorithm.compile is ignored, no working compiler was found: {error}", stacklevel=2)
+            reason = str(error.inner_exception).splitlines()[0]
+            warnings.warn(f"algorithm.compile is ignored, no working compiler was found ({reason})", stacklevel=2)
             fast = function
             return fast(*args)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,21 +12,29 @@ from marl_lightning.envs.base import Observations, VectorStep
 from marl_lightning.envs.spec import EnvSpec
 
 
+def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Returns zeros that a GPU, if there is one, can read while the CPU goes on: the memory is page-locked then."""
+    if not torch.cuda.is_available():
+        return np.zeros(shape, dtype)
+    dtype = np.dtype(dtype)
+    return torch.zeros((*shape, dtype.itemsize), dtype=torch.uint8, pin_memory=True).numpy().view(dtype)[..., 0]
+
+
 def allocate_observations(spec: EnvSpec, num_envs: int) -> Observations[np.ndarray]:
     """Returns zeroed arrays for the decision points of ``num_envs`` instances."""
     groups = spec.groups.items()
     return Observations(
         observation={
-            name: np.zeros((num_envs, group.num_agents, *group.observation_shape), group.observation_space.dtype)
+            name: zeros((num_envs, group.num_agents, *group.observation_shape), group.observation_space.dtype)
             for name, group in groups
         },
         action_mask={
-            name: np.zeros((num_envs, group.num_agents, group.action_size), np.bool_)
+            name: zeros((num_envs, group.num_agents, group.action_size), np.bool_)
             for name, group in groups
             if group.is_discrete
         },
-        alive={name: np.zeros((num_envs, group.num_agents), np.bool_) for name, group in groups},
-        state=np.zeros((num_envs, spec.state_size), np.float32),
+        alive={name: zeros((num_envs, group.num_agents), np.bool_) for name, group in groups},
+        state=zeros((num_envs, spec.state_size), np.float32),
     )
 
 
@@ -33,11 +42,11 @@ def allocate_step(spec: EnvSpec, num_envs: int) -> VectorStep[np.ndarray]:
     """Returns zeroed arrays for the outcome of a vector step of ``num_envs`` instances."""
     return VectorStep(
         observations=allocate_observations(spec, num_envs),
-        reward={name: np.zeros((num_envs, group.num_agents), np.float32) for name, group in spec.groups.items()},
-        terminated=np.zeros(num_envs, np.bool_),
-        truncated=np.zeros(num_envs, np.bool_),
+        reward={name: zeros((num_envs, group.num_agents), np.float32) for name, group in spec.groups.items()},
+        terminated=zeros((num_envs,), np.bool_),
+        truncated=zeros((num_envs,), np.bool_),
         final=allocate_observations(spec, num_envs),
-        info={key: np.zeros(num_envs, np.float32) for key in spec.info_keys},
+        info={key: zeros((num_envs,), np.float32) for key in spec.info_keys},
     )
 
 

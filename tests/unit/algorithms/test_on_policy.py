@@ -7,7 +7,7 @@ from gymnasium import spaces
 from scripted import CounterGame
 
 from marl_lightning.algorithms import IPPO, MAPPO
-from marl_lightning.algorithms.on_policy import check_finite, into_sequences, team_reward
+from marl_lightning.algorithms.on_policy import GroupBatch, check_finite, compiled, into_sequences, team_reward
 from marl_lightning.data.collector import RolloutCollector
 from marl_lightning.envs import EnvSpec, GroupSpec, Observations, SyncVectorEnv, make_vector_env
 
@@ -183,8 +183,6 @@ def test_every_sequence_is_used_once_an_epoch(monkeypatch):
     optimizer = module.configure_optimizers()
     monkeypatch.setattr(module, "optimizers", lambda: optimizer)
     seen = []
-    from marl_lightning.algorithms.on_policy import GroupBatch
-
     select = GroupBatch.select
     monkeypatch.setattr(GroupBatch, "select", lambda self, rows: seen.append(rows) or select(self, rows))
     module.update(rollout)
@@ -279,3 +277,52 @@ def test_ippo_differs_by_its_defaults_only():
         False,
     )
     assert MAPPO().hparams.keys() == module.hparams.keys()
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_compiled_loss_is_the_loss(recurrent):
+    torch.manual_seed(0)
+    env = smac_env()
+    module = MAPPO(spec=env.spec, recurrent=recurrent, compile=True, **SMALL)
+    batch = module.training_batch("agents", collect(module, env))
+    arguments = module.actors["agents"], module.critics["agents"], batch
+    expected, _ = module.group_loss(*arguments)
+    expected.backward()
+    gradients = [parameter.grad.clone() for parameter in module.parameters()]
+    module.zero_grad()
+    found, metrics = module._group_loss(*arguments)
+    found.backward()
+    torch.testing.assert_close(found, expected)
+    for parameter, gradient in zip(module.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-5)
+    assert metrics.keys() == {"approx_kl", "clip_fraction", "policy_loss", "value_loss", "entropy"}
+
+
+def test_without_a_compiler_there_is_a_warning_and_the_plain_loss(monkeypatch):
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    calls = []
+
+    def compile_(function):
+        def fails(*args):
+            calls.append(args)
+            raise BackendCompilerFailed(compile_, RuntimeError("no compiler"), None)
+
+        return fails
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    double = compiled(lambda x: 2 * x)
+    with pytest.warns(UserWarning, match=r"algorithm\.compile is ignored"):
+        assert double(3) == 6
+    assert double(4) == 8
+    assert len(calls) == 1
+
+
+def test_errors_of_a_compiled_function_are_not_hidden(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+
+    def broken(x):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        compiled(broken)(1)

@@ -2,10 +2,14 @@
 
 import pytest
 import torch
+from lightning import Trainer
 from scripted import CounterGame
 
+from marl_lightning.algorithms import MAPPO
+from marl_lightning.callbacks import EvaluationCallback, StopAtEnvSteps
+from marl_lightning.data import RolloutDataModule
 from marl_lightning.data.collector import RolloutCollector
-from marl_lightning.envs import SyncVectorEnv
+from marl_lightning.envs import SyncVectorEnv, make_vector_env
 
 LENGTH = 3  # of an episode; terminated and truncated in turn
 
@@ -95,17 +99,16 @@ def test_score_of_the_last_step_is_reported():
     assert episodes["return/red"].tolist() == [3.0] * 4  # mean of 1 + 2 + 3 and 1 - 1
 
 
-def test_saving_and_restoring_continues_exactly():
+def test_saving_and_restoring_continues_exactly(tmp_path):
     straight, policy = make(rollout_length=5, chunk_length=5), CountingPolicy()
     straight.collect(policy)
-    state = straight.state_dict()
+    torch.save(straight.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
     expected = straight.collect(policy).steps.clone()
     resumed = make(rollout_length=5, chunk_length=5, seed=99)
     resumed.load_state_dict(state)
     found = resumed.collect(policy).steps
     assert (expected == found).all()
-    torch.save(state, path := "/dev/null")
-    assert path
 
 
 @pytest.mark.parametrize("seed", [0, 7])
@@ -114,3 +117,45 @@ def test_instances_are_seeded_apart_and_reproducibly(seed):
     assert (a == b).all()
     noise = a["red", "observation"][0, :, 0, 2]
     assert noise[0] != noise[1]
+
+
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_rollouts_and_updates_live_on_the_device(device, recurrent, tmp_path):
+    """Everything but the game is on the device, and the actions taken there are those that the game got."""
+    data = RolloutDataModule(env=make_vector_env("smac/3m", num_envs=4, seed=0), rollout_length=8)
+    seen = []
+
+    class Spy(MAPPO):
+        def training_step(self, rollout, batch_idx):
+            leaves = [
+                *rollout.steps.values(True, True),
+                *rollout.last.values(True, True),
+                *rollout.chunk_state.values(),
+            ]
+            seen.extend(leaf.device.type for leaf in leaves)
+            super().training_step(rollout, batch_idx)
+
+    module = Spy(hidden_sizes=(8,), recurrent=recurrent, chunk_length=4, num_epochs=1)
+    accelerator = "gpu" if device == "cuda" else device
+    trainer = Trainer(
+        accelerator=accelerator,
+        devices=1,
+        max_epochs=-1,
+        callbacks=[StopAtEnvSteps(64), EvaluationCallback(every_env_steps=32, episodes=2)],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    trainer.fit(module, datamodule=data)
+    assert set(seen) == {device}
+    assert module.env_steps == 64
+    assert "eval/win_rate" in trainer.callback_metrics

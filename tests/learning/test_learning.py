@@ -1,0 +1,40 @@
+"""Short trainings that must reach a return. Thresholds are known values of the games, not past results."""
+
+from collections.abc import Callable
+
+import pytest
+from omegaconf import DictConfig
+
+from marl_lightning.training import train
+
+pytestmark = pytest.mark.learning
+
+
+def test_ippo_finds_an_equilibrium_of_climbing(compose: Callable[..., DictConfig]):
+    """(b, b) pays 7 in each of 25 steps; the better equilibrium (a, a) is hidden behind -30."""
+    result = train(compose("+experiment=ippo_matrix", "trainer.enable_progress_bar=false"))
+    assert result.summary["eval/return_mean"] >= 175
+
+
+def test_ippo_finds_the_best_outcome_of_penalty_without_penalty(compose: Callable[..., DictConfig]):
+    result = train(compose("+experiment=ippo_matrix", "env.scenario=penalty", "total_env_steps=40000", "trainer=cpu"))
+    assert result.summary["eval/return_mean"] == 250
+
+
+def test_mappo_wins_3m(compose: Callable[..., DictConfig]):
+    """A third of the default budget, so that a slow learner fails."""
+    result = train(compose("+experiment=mappo_smac", "total_env_steps=300000", "trainer.enable_progress_bar=false"))
+    assert result.summary["eval/win_rate"] >= 0.95
+
+
+def test_mappo_with_continuous_actions_improves_on_random_spread(compose: Callable[..., DictConfig]):
+    """A policy near its start has about -30 a agent; the same network after training must be clearly better."""
+    overrides = (
+        "+experiment=mappo_mpe",
+        "env.continuous_actions=true",
+        "callbacks.evaluation.at_start=true",
+        "total_env_steps=60000",
+        "trainer.enable_progress_bar=false",
+    )
+    result = train(compose(*overrides))
+    assert result.summary["eval/return_mean"] > -24
