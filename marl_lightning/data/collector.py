@@ -13,7 +13,7 @@ from torch import Tensor
 from marl_lightning.data import schema
 from marl_lightning.data.episodes import EpisodeStatistics
 from marl_lightning.data.schema import RecurrentState, Rollout
-from marl_lightning.envs.base import Observations, VectorEnv
+from marl_lightning.envs.base import Observations, VectorEnv, VectorStep
 
 if TYPE_CHECKING:
     from marl_lightning.algorithms.base import Policy
@@ -21,16 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _StepViews:
-    """One time index of every leaf of a rollout, made once so that the loop does no indexing."""
+    """One time index of every leaf of a rollout, made once so that the loop does no indexing.
+
+    Attributes:
+        observations: what the policy sees.
+        is_first: starts of episodes.
+        before: the leaves of ``observations`` and ``is_first``, in the order of ``_leaves_before``.
+        after: all other leaves, in the order of ``_leaves_after``.
+    """
 
     observations: Observations[Tensor]
     is_first: Tensor
-    action: dict[str, Tensor]
-    log_prob: dict[str, Tensor]
-    reward: dict[str, Tensor]
-    terminated: Tensor
-    truncated: Tensor
-    info: dict[str, Tensor]
+    before: list[Tensor]
+    after: list[Tensor]
 
 
 class RolloutCollector:
@@ -64,6 +67,8 @@ class RolloutCollector:
         if rollout_length % self.chunk_length:
             raise ValueError(f"chunk_length={chunk_length} must divide rollout_length={rollout_length}")
         self.state: RecurrentState | None = None
+        self._groups = tuple(env.spec.groups)
+        self._discrete_groups = tuple(name for name, group in env.spec.groups.items() if group.is_discrete)
         self._device = torch.device(device)
         self._generator = torch.Generator(self._device).manual_seed(seed)
         self._episodes = EpisodeStatistics(spec=env.spec, num_envs=env.num_envs)
@@ -108,21 +113,50 @@ class RolloutCollector:
         def per_group(key: str) -> dict[str, Tensor]:
             return {name: leaves[name][key][t] for name in groups if key in leaves[name]}
 
-        return _StepViews(
-            observations=Observations(
-                observation=per_group(schema.OBSERVATION),
-                action_mask=per_group(schema.ACTION_MASK),
-                alive=per_group(schema.ALIVE),
-                state=leaves[schema.STATE][t],
-            ),
-            is_first=leaves[schema.IS_FIRST][t],
-            action=per_group(schema.ACTION),
-            log_prob=per_group(schema.LOG_PROB),
+        observations = Observations(
+            observation=per_group(schema.OBSERVATION),
+            action_mask=per_group(schema.ACTION_MASK),
+            alive=per_group(schema.ALIVE),
+            state=leaves[schema.STATE][t],
+        )
+        is_first = leaves[schema.IS_FIRST][t]
+        outcome = VectorStep(
+            observations=observations,
             reward={name: following[name][schema.REWARD][t] for name in groups},
             terminated=following[schema.TERMINATED][t],
             truncated=following[schema.TRUNCATED][t],
+            final=observations,
             info={key: values[t] for key, values in self._info.items()},
         )
+        return _StepViews(
+            observations=observations,
+            is_first=is_first,
+            before=self._leaves_before(observations, is_first),
+            after=self._leaves_after(per_group(schema.ACTION), per_group(schema.LOG_PROB), outcome),
+        )
+
+    # Lists are made name by name, since an environment may hold its groups in any order.
+
+    def _leaves_before(self, observations: Observations[Tensor], is_first: Tensor) -> list[Tensor]:
+        return [
+            *(observations.observation[name] for name in self._groups),
+            *(observations.action_mask[name] for name in self._discrete_groups),
+            *(observations.alive[name] for name in self._groups),
+            observations.state,
+            is_first,
+        ]
+
+    def _leaves_after(
+        self, actions: Mapping[str, Tensor], log_probs: Mapping[str, Tensor], step: VectorStep[Tensor]
+    ) -> list[Tensor]:
+        return [
+            *(actions[name] for name in self._groups),
+            *(log_probs[name] for name in self._groups),
+            *(step.reward[name] for name in self._groups),
+            step.terminated,
+            step.truncated,
+            *(step.info[key] for key in self._info),
+        ]
 
     @torch.no_grad()
     def collect(self, policy: Policy) -> Rollout:
@@ -130,18 +164,12 @@ class RolloutCollector:
         state = policy.initial_state(self.env.num_envs) if self.state is None else self.state
         initial_state, chunk_states, final = state, [], []
         for t, view in enumerate(self._views):
-            copy_observations(self._observations, view.observations)
-            view.is_first.copy_(self._is_first, non_blocking=True)
+            _copy(self._leaves_before(self._observations, self._is_first), view.before)
             if t % self.chunk_length == 0:
                 chunk_states.append(state)
             actions, log_probs, state = policy.act(view.observations, state, view.is_first, generator=self._generator)
             step = self.env.step({name: a.to("cpu") for name, a in policy.env_actions(actions).items()})
-            _copy(actions, view.action)
-            _copy(log_probs, view.log_prob)
-            _copy(step.reward, view.reward)
-            _copy(step.info, view.info)
-            view.terminated.copy_(step.terminated, non_blocking=True)
-            view.truncated.copy_(step.truncated, non_blocking=True)
+            _copy(self._leaves_after(actions, log_probs, step), view.after)
             if step.truncated.any():
                 final.append(_truncated_rows(t, step.final, step.truncated & ~step.terminated))
             self._observations = step.observations
@@ -190,17 +218,9 @@ class RolloutCollector:
         self.state = None if recurrent is None else {key: value.to(self._device) for key, value in recurrent.items()}
 
 
-def copy_observations(source: Observations[Tensor], target: Observations[Tensor]) -> None:
-    """Copies every tensor of ``source`` into ``target``, asynchronously if ``target`` is on a GPU."""
-    _copy(source.observation, target.observation)
-    _copy(source.action_mask, target.action_mask)
-    _copy(source.alive, target.alive)
-    target.state.copy_(source.state, non_blocking=True)
-
-
-def _copy(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
-    for name, tensor in target.items():
-        tensor.copy_(source[name], non_blocking=True)
+def _copy(source: list[Tensor], target: list[Tensor]) -> None:
+    """Copies tensor after tensor in one call, asynchronously to a GPU."""
+    torch._foreach_copy_(target, source, non_blocking=True)
 
 
 def _as_tensordict(observations: Observations[Tensor]) -> TensorDict:
