@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
+import runpy
 import shlex
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 from marl_lightning import train
+from marl_lightning.plotting import plot_command
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -40,7 +45,7 @@ def checkpoint(compose, small, tmp_path) -> Path:
 
 
 def test_every_command_is_known():
-    known = ("make", "python3 -m venv", "source", "pip install", "pytest", "python scripts/")
+    known = ("make", "python3 -m venv", "source", "pip install", "pytest", "python scripts/", "python benchmarks/")
     lines = [line for block in blocks("bash") for line in block.splitlines()]
     assert [line for line in lines if not line.startswith(known)] == []
 
@@ -75,6 +80,26 @@ def test_evaluation_commands_evaluate(arguments, command, checkpoint):
     given = re.sub(r"checkpoint=\S+", f"checkpoint={checkpoint}", arguments).replace("episodes=100", "episodes=2")
     outcome = command("evaluate", *shlex.split(given))
     assert outcome.code == 0, outcome.err
+
+
+@pytest.mark.parametrize("arguments", commands("python scripts/plot.py"))
+def test_plot_commands_plot(arguments, checkpoint):
+    folder, *rest = shlex.split(arguments)
+    assert folder == "logs/train"
+    plot_command([str(checkpoint.parents[1]), *rest])
+    assert (checkpoint.parents[1] / "eval_win_rate.png").exists()
+
+
+@pytest.mark.parametrize("arguments", commands("python benchmarks/throughput.py"))
+def test_benchmark_commands_measure(arguments, monkeypatch, tmp_path, capsys):
+    benchmark = runpy.run_path(str(ROOT / "benchmarks" / "throughput.py"))
+    given = [sys.executable, *shlex.split(arguments), "--only", "matrix_climbing"]
+    monkeypatch.setattr(sys, "argv", given)
+    threads = torch.get_num_threads()
+    benchmark["main"]()
+    torch.set_num_threads(threads)
+    assert "matrix_climbing" in capsys.readouterr().out
+    assert json.loads((tmp_path / "throughput.json").read_text())["simulator"]["matrix_climbing"] > 0
 
 
 @pytest.mark.parametrize("target", [*commands("make"), "lint"])
