@@ -21,6 +21,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from marl_lightning.runtime import git_revision, keep_freed_memory, quiet_lightning, versions, wait_passively
+
+wait_passively()  # counts when torch is loaded, so it comes before all that imports it
+
 import numpy as np
 import torch
 from lightning import Trainer, seed_everything
@@ -31,7 +35,6 @@ from marl_lightning.callbacks import EvaluationCallback, StopAtEnvSteps
 from marl_lightning.data import RolloutDataModule
 from marl_lightning.data.collector import RolloutCollector
 from marl_lightning.envs import VectorEnv, make_vector_env
-from marl_lightning.runtime import git_revision, keep_freed_memory, quiet_lightning, versions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from marl_lightning.runtime import versions, wait_passively
+
+wait_passively()  # counts when torch is loaded, so it comes before all that imports it
+
 import hydra
 import torch
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
@@ -27,7 +31,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from marl_lightning.configuration import ConfigurationError, config_dir, folder_problems, validate
 from marl_lightning.evaluation import evaluate_checkpoint, load_checkpoint
-from marl_lightning.runtime import versions
 from marl_lightning.training import train
 from marl_lightning.validation import NonNegativeInt, PositiveInt, find_problems, nearest
 

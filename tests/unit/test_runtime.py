@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -44,3 +45,20 @@ def test_the_revision_tells_whether_files_were_changed(monkeypatch, tmp_path):
 def test_environments_do_not_import_torch():
     code = "import sys, marl_lightning.envs.base; sys.exit('torch' in sys.modules or 'lightning' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent)
+
+
+def test_the_command_line_lets_idle_threads_sleep():
+    """The variable must be there before torch is, and a choice made outside must stay."""
+    code = (
+        "import os, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'torch': print(os.environ.get('OMP_WAIT_POLICY'))\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "import marl_lightning.cli"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    for given, expected in (({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")):
+        run = [sys.executable, "-c", code]
+        result = subprocess.run(run, env=environment | given, capture_output=True, text=True, check=True)
+        assert result.stdout.split()[0] == expected
