@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import numpy as np
 
@@ -192,6 +192,13 @@ class VectorEnv(ABC):
 
     def close(self) -> None:  # noqa: B027 - most games hold nothing
         """Frees what the games hold. May be called repeatedly."""
+
+    def __reduce__(self) -> NoReturn:
+        # A copy would look whole, but its arrays and tensors would no longer share memory: it would stand still.
+        raise TypeError(
+            "a vector environment can be neither copied nor pickled: use replicate(), and trainer.strategy='ddp' "
+            "instead of strategies that spawn processes"
+        )
 
     def __enter__(self) -> VectorEnv:
         return self

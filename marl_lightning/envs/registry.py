@@ -133,7 +133,8 @@ def _find(name: str) -> tuple[_Family, str]:
     family = _FAMILIES.get(family_name)
     if family is not None and scenario in family.scenarios():
         return family, scenario
-    nearest = difflib.get_close_matches(name, registered_environments(), n=3)
+    known = registered_environments() if family is None else [f"{family_name}/{each}" for each in family.scenarios()]
+    nearest = difflib.get_close_matches(name, known, n=3)
     hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
     raise ValueError(f"unknown environment {name!r} (families: {', '.join(sorted(_FAMILIES))}){hint}")
 
@@ -188,6 +189,19 @@ def _make_mpe(scenario: str, **kwargs: Any) -> MultiAgentEnv:
     return PettingZooAdapter(factory=partial(module.parallel_env, **kwargs), name=f"mpe/{scenario}")
 
 
+def _gymnasium_scenarios() -> Iterable[str]:
+    import gymnasium
+
+    return tuple(gymnasium.registry)
+
+
+def _make_gymnasium(scenario: str, **kwargs: Any) -> MultiAgentEnv:
+    from marl_lightning.envs.adapters.gymnasium import GymnasiumAdapter
+
+    return GymnasiumAdapter(env_id=scenario, **kwargs)
+
+
 register_family("smac", scenarios=_smac_scenarios, make_vector=_make_smac)
 register_family("matrix", scenarios=_matrix_scenarios, make_vector=_make_matrix)
 register_family("mpe", scenarios=_mpe_scenarios, make=_make_mpe)
+register_family("gymnasium", scenarios=_gymnasium_scenarios, make=_make_gymnasium)

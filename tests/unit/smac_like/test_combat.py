@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from smac_helpers import Battle
 
-from marl_lightning.envs.native.smac.kernel import ATTACK_MOVE, EAST, FIRST_ATTACK, IDLE, NORTH, SOUTH, STOP
+from marl_lightning.envs.native.smac.kernel import ATTACK_MOVE, EAST, FIRST_ATTACK, IDLE, NO_OP, NORTH, SOUTH, STOP
 
 
 def duel(map_name, ally, enemy, *, distance, **options):
@@ -224,6 +224,23 @@ def test_mover_slides_around_a_standing_unit():
     assert battle.get("x", 0) > 12
     assert gap > 0.75 - 0.01
     assert (battle.get("x", 1), battle.get("y", 1)) == (11, 16), "standing units are never displaced"
+
+
+@pytest.mark.parametrize(("collision", "least", "most"), [("slide", 4.5, 5.0), ("separate", 2.0, 4.0)])
+def test_melee_units_wrap_around_their_target(collision, least, most):
+    """Five zealots (more would fit) from random places on one side of a stalker that neither shoots nor dies."""
+    rng = np.random.default_rng(0)
+    reached = []
+    for _ in range(12):
+        battle = Battle("3s5z", collision=collision).only(3, 4, 5, 6, 7, 8).pacify().put(8, x=16, y=16)
+        for agent in range(3, 8):
+            battle.put(agent, x=rng.uniform(10, 13), y=rng.uniform(14, 18))
+        for _ in range(40):
+            battle.put(8, health=80, shield=80)
+            battle.step(NO_OP, NO_OP, NO_OP, *[FIRST_ATTACK] * 5)
+        gaps = [math.hypot(battle.get("x", i) - 16, battle.get("y", i) - 16) - 0.5 - 0.625 - 0.1 for i in range(3, 8)]
+        reached.append(sum(gap <= 1e-4 for gap in gaps))
+    assert least <= np.mean(reached) <= most
 
 
 def test_mover_is_stuck_behind_a_standing_unit_without_sliding_and_passes_without_collision():

@@ -2,6 +2,9 @@
 
 import copy
 import logging
+import os
+import pickle
+import signal
 import time
 import tracemalloc
 
@@ -10,7 +13,7 @@ import pytest
 import torch
 from smac_helpers import Battle, make_random_policy
 
-from marl_lightning.envs.native.smac import SmacVectorEnv
+from marl_lightning.envs.native.smac import SmacVectorEnv, kernel
 from marl_lightning.envs.native.smac.env import GROUP, INFO_KEYS
 from marl_lightning.envs.native.smac.kernel import FIRST_ATTACK, NO_OP, STOP
 
@@ -242,6 +245,44 @@ def test_results_do_not_depend_on_the_number_of_threads():
 def test_default_number_of_threads_grows_with_the_instances():
     assert make(num_envs=1).num_threads == 1
     assert make(num_envs=1024).num_threads == min(16, torch.get_num_threads())
+
+
+def test_stepping_goes_on_after_close_and_in_a_forked_process():
+    env = make(num_envs=4, num_threads=2)
+    env.reset(seed=0)
+    actions = {GROUP: torch.full((4, env.layout.num_agents), kernel.STOP)}
+    env.step(actions)
+    child = os.fork()
+    if child == 0:
+        env.step(actions)
+        os._exit(7)
+    for _ in range(200):
+        process, status = os.waitpid(child, os.WNOHANG)
+        if process:
+            break
+        time.sleep(0.05)
+    else:
+        os.kill(child, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(status) == 7
+    env.close()
+    env.step(actions)
+
+
+def test_copies_are_refused_because_they_would_stand_still():
+    for copy_of in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="replicate"):
+            copy_of(make())
+
+
+def test_kernels_are_compiled_where_nothing_can_be_cached(monkeypatch, caplog):
+    def without_cache(**options):
+        if options.get("cache"):
+            raise RuntimeError("cannot cache function: no locator available")
+        return lambda function: function
+
+    monkeypatch.setattr(kernel, "njit", without_cache)
+    assert kernel._driver(abs) is abs
+    assert "NUMBA_CACHE_DIR" in caplog.text
 
 
 # -------- pictures

@@ -20,12 +20,22 @@ class SmacEnv:
             bootstrap; the limit is reported as termination all the same.
         **arguments: of :class:`~marl_lightning.envs.native.smac.env.SmacVectorEnv`, at least ``map_name``. Illegal
             actions raise by default.
+
+    Attributes:
+        n_agents: number of agents.
+        n_enemies: number of enemies.
+        n_actions: number of actions of an agent.
+        episode_limit: env steps after which a battle is over.
     """
 
     def __init__(self, *, continuing_episode: bool = False, **arguments: Any) -> None:
         self._env = SmacVectorEnv(**{"invalid_action": "error", **arguments}, num_envs=1)
         self._continuing_episode = continuing_episode
         self._layout = self._env.layout
+        self.n_agents = self._layout.num_agents
+        self.n_enemies = self._layout.num_enemies
+        self.n_actions = self._layout.num_actions
+        self.episode_limit = self._layout.scenario.limit
         self._current: Observations | None = None
         self._over = True
         self._battles_won = self._battles_game = self._timeouts = 0

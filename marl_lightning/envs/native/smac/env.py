@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import logging
+import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from marl_lightning.envs.native.smac.options import SmacOptions
 from marl_lightning.envs.native.smac.render import draw_battle
 from marl_lightning.envs.native.smac.scenarios import SCENARIOS, find
 from marl_lightning.envs.spec import EnvSpec, GroupSpec
+from marl_lightning.envs.validation import check_reset
 from marl_lightning.envs.vector.buffers import allocate_step, as_tensors
 
 logger = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ class SmacVectorEnv(VectorEnv):
         self._state = _allocate_state(num_envs, self.layout)
         self._actions = np.zeros((num_envs, self.layout.num_agents), np.int64)
         self._action_tensor = torch.from_numpy(self._actions)
-        self._all = np.ones(num_envs, np.bool_)
+        self._mask = np.ones(num_envs, np.bool_)
         # Contiguous ranges of instances, one a thread.
         self._ranges = list(itertools.pairwise(np.linspace(0, num_envs, num_threads + 1).astype(int).tolist()))
         step = allocate_step(self.spec, num_envs)
@@ -124,6 +125,8 @@ class SmacVectorEnv(VectorEnv):
         self.team_reward = self._outcome.reward[:, 0]
         self._step = as_tensors(step)
         self._started = False
+        self._pool: ThreadPoolExecutor | None = None
+        self._pool_process = 0
         self._seed_instances(seed)
         logger.info(self.description)
 
@@ -133,17 +136,15 @@ class SmacVectorEnv(VectorEnv):
         return f"{self.spec.name}: backend=embedded, physics={self.options.physics} ({NOTE})"
 
     def reset(self, *, seed: int | None = None, mask: np.ndarray | None = None) -> Observations[Tensor]:
+        check_reset(self.num_envs, seed=seed, mask=mask)
         if mask is None:
-            mask = self._all
-        elif seed is not None:
-            raise ValueError("a seed reseeds all instances and cannot be combined with a mask")
-        elif not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
-            raise ValueError(f"mask must be a bool array of shape ({self.num_envs},), got {mask!r}")
+            mask = True
         elif not self._started and not mask.all():
             raise RuntimeError("the first reset must cover all instances")
         if seed is not None:
             self._seed_instances(seed)
-        kernel.reset_instances(np.ascontiguousarray(mask), self._state, self._constants, self._now)
+        self._mask[:] = mask  # a type of array that the kernel was not compiled for would be compiled anew
+        kernel.reset_instances(self._mask, self._state, self._constants, self._now)
         self._started = True
         return self._step.observations
 
@@ -154,14 +155,16 @@ class SmacVectorEnv(VectorEnv):
         arguments = (self._actions, self._state, self._constants, self._now, self._final, self._outcome)
         # The kernel releases the GIL. This thread steps the first range, the pool the others.
         (first, last), *others = self._ranges
-        pending = [self._pool.submit(kernel.step_instances, *bounds, *arguments) for bounds in others]
+        pending = [self._threads().submit(kernel.step_instances, *bounds, *arguments) for bounds in others]
         kernel.step_instances(first, last, *arguments)
         for future in pending:
             future.result()
         return self._step
 
     def replicate(self, *, num_envs: int, seed: int) -> SmacVectorEnv:
-        return SmacVectorEnv(num_envs=num_envs, seed=seed, **self._arguments)
+        other = SmacVectorEnv(num_envs=num_envs, seed=seed, **self._arguments)
+        other.recipe = self.recipe
+        return other
 
     def render(self, index: int) -> np.ndarray:
         """Returns the picture of instance ``index`` as uint8 ``[512, 512, 3]``, north up.
@@ -187,8 +190,11 @@ class SmacVectorEnv(VectorEnv):
         if game:
             raise ValueError(f"the state does not fit this environment; saved and expected differ in {game}")
         fields = state["fields"]
-        for name in _STATE_FIELDS:
-            getattr(self._state, name)[...] = fields[name].numpy()
+        arrays = {name: getattr(self._state, name) for name in _STATE_FIELDS}
+        if {name: tuple(field.shape) for name, field in fields.items()} != {k: v.shape for k, v in arrays.items()}:
+            raise ValueError("the state was saved by another version of this environment")
+        for name, array in arrays.items():
+            array[...] = fields[name].numpy(force=True)
         self.seed = state["seed"]
         self._started = state["started"]
         if self._started:
@@ -196,12 +202,16 @@ class SmacVectorEnv(VectorEnv):
         return self._step.observations
 
     def close(self) -> None:
-        if "_pool" in self.__dict__:
-            self._pool.shutdown()
+        pool, self._pool = self._pool, None
+        if pool is not None and self._pool_process == os.getpid():
+            pool.shutdown()
 
-    @cached_property
-    def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self.num_threads - 1, thread_name_prefix="smac")
+    def _threads(self) -> ThreadPoolExecutor:
+        """Returns the pool. A forked process inherits it without its threads and gets its own."""
+        if self._pool is None or self._pool_process != os.getpid():
+            self._pool = ThreadPoolExecutor(self.num_threads - 1, thread_name_prefix="smac")
+            self._pool_process = os.getpid()
+        return self._pool
 
     @property
     def _game(self) -> dict[str, Any]:
@@ -279,7 +289,7 @@ def _make_view(observations: Observations[np.ndarray]) -> View:
 def _allocate_state(num_envs: int, layout: Layout) -> State:
     counters = dict.fromkeys(("seed", "episode", "time"), ((num_envs,), np.int64))
     counters["last_action"] = ((num_envs, layout.num_agents), np.int64)
-    dtypes = {"order": np.int64, "target": np.int64, "shot": np.int64, "in_range": np.bool_, "standing": np.bool_}
+    dtypes = dict.fromkeys(("order", "target", "shot", "side"), np.int64) | {"in_range": np.bool_, "standing": np.bool_}
     units = (num_envs, layout.num_agents + layout.num_enemies)
     shapes = {name: counters.get(name, (units, dtypes.get(name, np.float32))) for name in State._fields}
     return State(**{name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()})

@@ -13,10 +13,13 @@ The outcome does not depend on the order of units, and the last two opponents ma
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+
+logger = logging.getLogger(__name__)
 
 ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)
 
@@ -75,6 +78,8 @@ class State(NamedTuple):
     """``[N, U]`` int64, unit under attack, -1 if none."""
     shot: np.ndarray
     """``[N, U]`` int64, unit last shot at in the last step, -1 if none; for pictures."""
+    side: np.ndarray
+    """``[N, U]`` int64, side on which it passes the units in its way: 1 left, -1 right, 0 if the way is free."""
     in_range: np.ndarray
     """``[N, U]`` bool, may shoot at its target in this tick."""
     standing: np.ndarray
@@ -196,7 +201,14 @@ class Outcome(NamedTuple):
 _OPTIONS = {"error_model": "numpy", "_nrt": False}
 
 _rule = njit(**_OPTIONS)
-_driver = njit(**_OPTIONS, cache=True, nogil=True)
+
+
+def _driver(function):
+    try:
+        return njit(**_OPTIONS, nogil=True, cache=True)(function)
+    except RuntimeError:  # numba finds no folder that it may write to
+        logger.warning("kernels are compiled anew in every process: set NUMBA_CACHE_DIR to a writable folder")
+        return njit(**_OPTIONS, nogil=True)(function)
 
 
 # -------- random numbers
@@ -289,6 +301,7 @@ def start_episode(e, s, c):
         s.goal_y[e, i] = c.attack_y
         s.target[e, i] = -1
         s.shot[e, i] = -1
+        s.side[e, i] = 0
         s.damage[e, i] = ZERO
         s.wounds[e, i] = ZERO
 
@@ -454,13 +467,16 @@ def slide(e, i, s, c):
     """Turns the planned step of unit ``i`` along the tangent of a standing unit in its way.
 
     If a second unit blocks that way too, the step follows the tangent of this one, and if a third one blocks that, the
-    unit stays. A unit that heads exactly for the centre of its blocker passes on a side given by its index.
+    unit stays. A unit that heads exactly for the centre of its blocker passes on a side given by its index. The side is
+    kept until the way is free: chosen anew in every tick, it would send a unit to and fro in front of two others.
     """
     step_x = s.next_x[e, i] - s.x[e, i]
     step_y = s.next_y[e, i] - s.y[e, i]
     for attempt in range(3):
         j = find_blocker(e, i, step_x, step_y, s, c)
         if j < 0:
+            if attempt == 0:
+                s.side[e, i] = 0
             break
         if attempt == 2:
             step_x, step_y = ZERO, ZERO
@@ -468,7 +484,9 @@ def slide(e, i, s, c):
         dx, dy = s.x[e, j] - s.x[e, i], s.y[e, j] - s.y[e, i]
         turn = dx * step_y - dy * step_x
         length = np.sqrt(step_x * step_x + step_y * step_y) / np.sqrt(dx * dx + dy * dy)
-        if turn < ZERO or (turn == ZERO and i % 2 == 1):
+        if s.side[e, i] == 0:
+            s.side[e, i] = -1 if turn < ZERO or (turn == ZERO and i % 2 == 1) else 1
+        if s.side[e, i] < 0:
             length = -length
         step_x, step_y = -dy * length, dx * length
     s.next_x[e, i] = s.x[e, i] + step_x

@@ -348,6 +348,7 @@ SCENARIOS = _by_name(
         _marines("27m_vs_30m", 27, 30, 180),
         _mirror("2s3z", 2, 3, 120),
         _mirror("3s5z", 3, 5, 150),
+        _face_to_face("3s5z_vs_3s6z", (("stalker", 3), ("zealot", 5)), (("stalker", 3), ("zealot", 6)), 170),
         _kiting("3s_vs_3z", 3, 150),
         _kiting("3s_vs_4z", 4, 200),
         _kiting("3s_vs_5z", 5, 250),
