@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -100,16 +99,18 @@ def validate(cfg: DictConfig) -> None:
         plain = _plain(cfg)
     except OmegaConfBaseException as error:  # an interpolation that leads nowhere
         raise ConfigurationError([" ".join(str(error).split())]) from error
-    problems = find_problems(Settings, plain)
-    if not problems:
+    problems = roots = find_problems(Settings, plain)
+    if all(isinstance(plain.get(group), dict) for group in _GROUPS):
         for check in (_check_env, _check_groups, _check_batches, _check_trainer, _check_folder, _check_checkpoint):
-            problems += check(plain)
+            # Leaves out settings of the root that a group repeats by interpolation.
+            problems = [*problems, *(p for p in check(plain) if not any(p.endswith(f".{root}") for root in roots))]
     if not problems:
         problems = _check_resume(plain)
     if problems:
         raise ConfigurationError(problems)
 
 
+_GROUPS = ("env", "data", "algorithm", "trainer", "paths")
 _ENV_KEYS = ("family", "map_name", "scenario", "num_envs")
 
 
@@ -135,7 +136,7 @@ def _check_env(cfg: Mapping[str, Any]) -> list[str]:
     problems = find_problems(_env_settings, {key: node[key] for key in _ENV_KEYS if key in node}, prefix="env")
     arguments = {key: value for key, value in node.items() if key not in _ENV_KEYS and value is not None}
     for function, forwards_to in _env_constructors(node):
-        filled_in = (*_ENV_KEYS, "game", "seed")
+        filled_in = (*_ENV_KEYS, "game", "seed", "backend")
         problems += find_problems(function, arguments, prefix="env", filled_in=filled_in, forwards_to=forwards_to)
     if not problems:
         try:  # the game itself knows the rest; one instance costs little
@@ -164,17 +165,17 @@ def _env_constructors(node: Mapping[str, Any]) -> Iterator[tuple[Callable[..., A
 
             yield MatrixVectorEnv, None
         case "mpe":
-            try:
-                yield importlib.import_module(f"mpe2.{node.get('scenario')}").raw_env, None
-            except ImportError:  # making the game explains it
-                return
+            from marl_lightning.envs.native.mpe import SCENARIOS, MPEVectorEnv
+
+            if node.get("backend") != "package" and node.get("scenario") in SCENARIOS:
+                yield MPEVectorEnv, SCENARIOS[node["scenario"]]
 
 
 def _check_groups(cfg: Mapping[str, Any]) -> Iterator[str]:
     """Arguments of everything that has a ``_target_``."""
     nodes = {name: cfg[name] for name in ("data", "algorithm", "trainer")}
     for group in ("callbacks", "logger"):
-        nodes |= {f"{group}.{name}": node for name, node in (cfg[group] or {}).items() if node is not None}
+        nodes |= {f"{group}.{name}": node for name, node in (cfg.get(group) or {}).items() if node is not None}
     for name, node in nodes.items():
         if not _has_target(node):
             yield f"{name}: needs a _target_, the class to build"
@@ -291,7 +292,7 @@ def folder_problems(folder: str | Path) -> list[str]:
 
 def _check_checkpoint(cfg: Mapping[str, Any]) -> list[str]:
     """Whether there is a checkpoint to resume from."""
-    if cfg["ckpt_path"] is None:
+    if cfg.get("ckpt_path") is None:
         return []
     try:
         load_checkpoint(cfg["ckpt_path"])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from marl_lightning.envs.base import VectorEnv, VectorStep
 from marl_lightning.envs.registry import make_vector_env
 from marl_lightning.envs.spec import EnvSpec
 from marl_lightning.envs.vector.buffers import map_observations
+from marl_lightning.nn.mode import evaluation_mode
 
 log = logging.getLogger(__name__)
 
@@ -79,20 +78,6 @@ def bootstrap_interval(values: np.ndarray) -> tuple[float, float]:
     means = [rng.choice(values, len(values)).mean() for _ in range(_RESAMPLES)]
     low, high = np.quantile(means, (0.025, 0.975))
     return float(low), float(high)
-
-
-@contextmanager
-def evaluation_mode(policy: object) -> Iterator[None]:
-    """Puts an ``nn.Module`` into evaluation mode and gives every submodule its own mode back; leaves others alone."""
-    modules = list(policy.modules()) if isinstance(policy, nn.Module) else []
-    training = [module.training for module in modules]
-    for module in modules:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module, was_training in zip(modules, training, strict=True):
-            module.training = was_training
 
 
 def evaluate(

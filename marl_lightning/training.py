@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 from lightning import LightningDataModule, Trainer, seed_everything
-from lightning.pytorch.callbacks import Callback, Checkpoint
+from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from omegaconf import DictConfig, OmegaConf
 from torch.nn.parallel import DistributedDataParallel
 
 from marl_lightning.algorithms import MARLModule
-from marl_lightning.callbacks import StopAtEnvSteps, ThroughputMonitor, TrainingInterrupted
+from marl_lightning.callbacks import ResumeError, StopAtEnvSteps, ThroughputMonitor, TrainingInterrupted
 from marl_lightning.configuration import (
     ConfigurationError,
     available_devices,
@@ -122,11 +122,13 @@ def build_trainer(cfg: DictConfig, *, callbacks: list[Callback]) -> Trainer:
         raise ConfigurationError([f"logger: {error}"]) from error
     callbacks = [*callbacks, *(build(node) for node in _present(cfg.callbacks))]
     settings = {**cfg.trainer, "strategy": _strategy(cfg.trainer)}
+    if settings.get("enable_progress_bar") is False:  # Lightning refuses a bar that was made all the same
+        callbacks = [callback for callback in callbacks if not isinstance(callback, ProgressBar)]
     if settings.get("enable_checkpointing") is None:  # Lightning would add checkpoints of its own, one a rollout
         settings["enable_checkpointing"] = any(isinstance(callback, Checkpoint) for callback in callbacks)
     try:
         return build(settings, callbacks=callbacks, logger=loggers or False)
-    except (ValueError, MisconfigurationException) as error:  # values that only Lightning understands
+    except (ValueError, TypeError, MisconfigurationException) as error:  # values that only Lightning understands
         raise ConfigurationError([f"trainer: {' '.join(str(error).split())}"]) from error
 
 
@@ -142,6 +144,8 @@ def _fit(
         return _TERMINATED
     except (KeyboardInterrupt, SystemExit):  # Lightning turns the former into the latter
         return _INTERRUPTED
+    except ResumeError as error:
+        raise ConfigurationError([f"ckpt_path: {error}"]) from error
     return None
 
 
@@ -216,7 +220,7 @@ def _summary(
         "env_steps": module.env_steps,
         "updates": module.updates,
         "wall_seconds": wall_seconds,
-        **{key: metrics.get(key) for key in _FINAL_EVALUATION},
+        **dict.fromkeys(_FINAL_EVALUATION),
         **{key: value for key, value in metrics.items() if key.startswith("eval/")},
         "interrupted": interrupted,
         "versions": versions(),

@@ -109,11 +109,18 @@ class MARLModule(LightningModule):
                 "trainer.gradient_clip_val and trainer.accumulate_grad_batches do not apply here: "
                 "set algorithm.max_grad_norm and algorithm.num_minibatches instead"
             )
+        if self.trainer.precision.startswith("16"):
+            raise ValueError(
+                f"trainer.precision={self.trainer.precision} scales gradients before they could be clipped: "
+                "use bf16-mixed or 32-true"
+            )
         return []
 
     def setup(self, stage: str) -> None:
         if self.spec is None:
             self.use_spec(self.trainer.datamodule.spec)
+        elif stage == "fit" and (found := self.trainer.datamodule.spec).groups != self.spec.groups:
+            raise ValueError(f"the module was built for {self.spec.name}, which does not fit the data of {found.name}")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         datamodule = getattr(self._trainer, "datamodule", None)

@@ -20,13 +20,12 @@ from marl_lightning.data.episodes import episode_metrics
 from marl_lightning.data.schema import RecurrentState, Rollout
 from marl_lightning.envs.spec import EnvSpec
 from marl_lightning.losses.ppo import (
-    advantage_sums,
     clipped_policy_loss,
     clipped_value_loss,
     normalise_advantage,
-    weighted_mean,
 )
 from marl_lightning.losses.returns import generalized_advantage_estimate
+from marl_lightning.nn.statistics import weighted_mean
 from marl_lightning.nn.value_norm import ValueNorm
 from marl_lightning.validation import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, checked
 
@@ -126,6 +125,8 @@ class OnPolicyActorCriticModule(MARLModule):
         self.critics = nn.ModuleDict()
         self.value_norms = nn.ModuleDict()
         for name, group in spec.groups.items():
+            if hasattr(self.actors, name) or "." in name:
+                raise ValueError(f"a group cannot be named {name!r}: torch uses this name for itself, choose another")
             self.actors[name] = Actor(
                 group=group,
                 share_parameters=hp.share_parameters,
@@ -231,8 +232,7 @@ class OnPolicyActorCriticModule(MARLModule):
         for name, batch in batches.items():
             loss, group_metrics = self._group_loss(self.actors[name], self.critics[name], batch)
             total = total + loss
-            suffix = f"/{name}" if len(batches) > 1 else ""
-            metrics |= {key + suffix: value for key, value in group_metrics.items()}
+            metrics |= self._named(name, group_metrics)
         return total, metrics
 
     def group_loss(self, actor: Actor, critic: Critic, batch: GroupBatch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -281,12 +281,12 @@ class OnPolicyActorCriticModule(MARLModule):
         target = advantage + real_value
         alive = own[schema.ALIVE].float()
         value_weight = alive if hp.value_active_masks else torch.ones_like(alive)
-        self._record_value_fit(target, real_value, value_weight)
+        self.record(self._named(group, value_fit(target, real_value, value_weight)))
         if norm:
             norm.update(target, value_weight, self.reduce_sum)
             target = norm.normalise(target)
         if hp.normalise_advantage:
-            advantage = normalise_advantage(advantage, self.reduce_sum(advantage_sums(advantage, alive)))
+            advantage = normalise_advantage(advantage, alive, self.reduce_sum)
         mask = own.get(schema.ACTION_MASK, None)
         if mask is not None and mask.all():  # the game has no illegal actions: save the masking
             mask = None
@@ -314,11 +314,10 @@ class OnPolicyActorCriticModule(MARLModule):
             critic_state=chunk_state("critic"),
         )
 
-    def _record_value_fit(self, target: Tensor, value: Tensor, weight: Tensor) -> None:
-        mean = weighted_mean(target, weight)
-        variance = weighted_mean((target - mean).square(), weight)
-        error = weighted_mean((target - value).square(), weight)
-        self.record({"explained_variance": 1 - error / variance.clamp(min=1e-8), "value_target": mean})
+    def _named(self, group: str, metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns metrics named after the group, if there are several."""
+        suffix = f"/{group}" if len(self.actors) > 1 else ""
+        return {key + suffix: value for key, value in metrics.items()}
 
     def _decay_learning_rate(self, optimizer: torch.optim.Optimizer) -> None:
         end = self.hparams.learning_rate_decay_env_steps
@@ -368,6 +367,14 @@ def into_sequences(x: Tensor, length: int | None) -> Tensor:
     if length is None:
         return x.flatten(0, 1).unsqueeze(0)
     return x.unflatten(0, (-1, length)).transpose(0, 1).flatten(1, 2)
+
+
+def value_fit(target: Tensor, value: Tensor, weight: Tensor) -> dict[str, Tensor]:
+    """How well values of collection time explain the returns: ``explained_variance`` is 1 at best, 0 for a constant."""
+    mean = weighted_mean(target, weight)
+    variance = weighted_mean((target - mean).square(), weight)
+    error = weighted_mean((target - value).square(), weight)
+    return {"explained_variance": 1 - error / variance.clamp(min=1e-8), "value_target": mean}
 
 
 def team_reward(reward: Tensor, how: str | None) -> Tensor:

@@ -4,6 +4,7 @@ from marl_lightning.callbacks.checkpoint import EnvStepCheckpoint
 from marl_lightning.callbacks.evaluation import EvaluationCallback
 from marl_lightning.callbacks.interrupt import TrainingInterrupted
 from marl_lightning.callbacks.progress import EnvStepProgressBar
+from marl_lightning.callbacks.sidecar import ResumeError
 from marl_lightning.callbacks.stop import StopAtEnvSteps
 from marl_lightning.callbacks.throughput import ThroughputMonitor
 from marl_lightning.callbacks.video import VideoCallback
@@ -12,6 +13,7 @@ __all__ = [
     "EnvStepCheckpoint",
     "EnvStepProgressBar",
     "EvaluationCallback",
+    "ResumeError",
     "StopAtEnvSteps",
     "ThroughputMonitor",
     "TrainingInterrupted",

@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.seed import isolate_rng
 
 from marl_lightning.algorithms.base import MARLModule, log_metrics
 from marl_lightning.callbacks.interval import EnvStepInterval
 from marl_lightning.envs.base import VectorEnv
-from marl_lightning.evaluation import EvaluationResult, evaluate, evaluation_mode
-from marl_lightning.validation import PositiveInt, checked
+from marl_lightning.evaluation import EvaluationResult, evaluate
+from marl_lightning.nn.mode import evaluation_mode
+from marl_lightning.validation import NonNegativeInt, PositiveInt, checked
 
 
 class EvaluationCallback(Callback):
@@ -45,7 +47,7 @@ class EvaluationCallback(Callback):
         episodes: PositiveInt = 32,
         num_envs: PositiveInt | None = None,
         deterministic: bool = True,
-        seed: int = 12345,
+        seed: NonNegativeInt = 12345,
         at_start: bool = False,
         at_end: bool = True,
     ):
@@ -91,7 +93,8 @@ class EvaluationCallback(Callback):
         if self._env is None:
             training_env = trainer.datamodule.env
             num_envs = min(self.num_envs or training_env.num_envs, share)
-            self._env = training_env.replicate(num_envs=num_envs, seed=self.seed)
+            with isolate_rng():  # a game may draw global random numbers while it is made
+                self._env = training_env.replicate(num_envs=num_envs, seed=self.seed)
         with evaluation_mode(pl_module), trainer.precision_plugin.forward_context():
             result = evaluate(
                 pl_module.policy,

@@ -44,6 +44,7 @@ class SignalTrap:
         self._previous: dict[int, Any] = {}
 
     def install(self) -> None:
+        """Takes over the handlers and forgets earlier signals."""
         self.received = 0
         if threading.current_thread() is not threading.main_thread():
             return

@@ -6,6 +6,7 @@ processes, so each writes a file of its own into a folder beside the checkpoint.
 
 from __future__ import annotations
 
+import pickle
 import random
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ import torch
 from lightning.pytorch import Trainer
 
 from marl_lightning.algorithms.base import MARLModule
+
+
+class ResumeError(ValueError):
+    """What a checkpoint says of the processes does not fit the training that is to go on from it."""
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:
@@ -53,21 +58,33 @@ def restore_sidecar(folder: Path, trainer: Trainer, pl_module: MARLModule) -> No
     """Restores the state of this process from ``folder``, the random states last. Not a collective.
 
     Raises:
-        ValueError: if it was written by another number of processes, or belongs to another checkpoint.
+        ResumeError: if it was written by another number of processes, in other environments, belongs to another
+            checkpoint, or cannot be read.
     """
     written_by = len(list(folder.glob("rank*.pt")))
     if written_by != trainer.world_size:
-        raise ValueError(
+        raise ResumeError(
             f"{folder} holds the state of {written_by} processes, but there are {trainer.world_size}: resume with as "
             f"many devices, or move the folder away to resume with new episodes and other random numbers"
         )
-    state = torch.load(_file(folder, trainer.global_rank), map_location="cpu", weights_only=True)
+    try:
+        state = torch.load(_file(folder, trainer.global_rank), map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        raise ResumeError(
+            f"{folder} is damaged: move it away to resume with new episodes and other random numbers"
+        ) from error
     if state["env_steps"] != pl_module.env_steps:
-        raise ValueError(
+        raise ResumeError(
             f"{folder} belongs to another checkpoint (env step {state['env_steps']} instead of {pl_module.env_steps}): "
             "put the right folder beside the checkpoint, or move this one away"
         )
-    trainer.datamodule.load_local_state_dict(state["local"])
+    try:
+        trainer.datamodule.load_local_state_dict(state["local"])
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise ResumeError(
+            f"{folder} does not fit the environments of this training ({error}): resume with the same settings, or "
+            "move the folder away to resume with new episodes and other random numbers"
+        ) from error
     set_rng_state(state["rng"], trainer.strategy.root_device)
 
 

@@ -12,11 +12,13 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.seed import isolate_rng
 
 from marl_lightning.algorithms.base import MARLModule
 from marl_lightning.callbacks.interval import EnvStepInterval
 from marl_lightning.envs.base import VectorEnv
-from marl_lightning.evaluation import MAX_RENDERED_ENVS, encode_gif, evaluate, evaluation_mode, write_video
+from marl_lightning.evaluation import MAX_RENDERED_ENVS, encode_gif, evaluate, write_video
+from marl_lightning.nn.mode import evaluation_mode
 from marl_lightning.validation import PositiveInt, checked
 
 log = logging.getLogger(__name__)
@@ -92,8 +94,9 @@ class VideoCallback(Callback):
             _hand_over(logger, path, result.frames, fps=self.fps, env_steps=pl_module.env_steps)
 
     def _open(self, training_env: VectorEnv) -> bool:
-        self._env = training_env.replicate(num_envs=min(MAX_RENDERED_ENVS, self.episodes), seed=_SEED)
-        self._env.reset()
+        with isolate_rng():  # a game may draw global random numbers while it is made
+            self._env = training_env.replicate(num_envs=min(MAX_RENDERED_ENVS, self.episodes), seed=_SEED)
+            self._env.reset()
         try:
             self._env.render(0)
         except NotImplementedError as error:

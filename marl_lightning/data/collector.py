@@ -207,9 +207,11 @@ class RolloutCollector:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores :meth:`state_dict`. An environment that could not be saved stays at the start of new episodes."""
+        """Restores :meth:`state_dict`. An environment that could not be saved starts new episodes with a new seed."""
         self._generator.set_state(state["generator"])
-        if state["env"] is None:
+        if state["env"] is None:  # with its old seed, it would play the first episodes of the run again
+            seed = torch.randint(2**31, (1,), generator=self._generator, device=self._device).item()
+            self._observations = self.env.reset(seed=seed)
             return
         self._observations = self.env.load_state_dict(state["env"])
         self._is_first = state["is_first"].clone()

@@ -12,6 +12,7 @@ from marl_lightning.data.collector import RolloutCollector
 from marl_lightning.data.schema import Rollout
 from marl_lightning.envs.base import VectorEnv
 from marl_lightning.envs.spec import EnvSpec
+from marl_lightning.nn.mode import evaluation_mode
 from marl_lightning.validation import PositiveInt, checked
 
 
@@ -74,12 +75,9 @@ class RolloutDataModule(LightningDataModule):
         """Collects the next rollout with the trainer's module, in evaluation mode and its precision."""
         start = time.perf_counter()
         module = self.trainer.lightning_module
-        was_training = module.training
-        module.eval()
-        with self.trainer.precision_plugin.forward_context():
+        with evaluation_mode(module), self.trainer.precision_plugin.forward_context():
             rollout = self.collector.collect(module.policy)
             self.collector.state = module.prepare_rollout(rollout, self.collector.state)
-        module.train(was_training)
         self.collect_seconds += time.perf_counter() - start
         return rollout
 

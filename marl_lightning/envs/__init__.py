@@ -5,6 +5,7 @@ Names that need torch are imported on first use, so that worker processes stay l
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 from marl_lightning.envs.adapters.pettingzoo import PettingZooAdapter
@@ -14,6 +15,8 @@ from marl_lightning.envs.registry import make_env, make_vector_env, register_fam
 from marl_lightning.envs.spec import EnvSpec, GroupSpec
 
 if TYPE_CHECKING:
+    from marl_lightning.envs.vector.shared_memory import SharedMemoryVectorEnv
+    from marl_lightning.envs.vector.shared_memory import SharedMemoryVectorEnv as SubprocVectorEnv
     from marl_lightning.envs.vector.sync import SyncVectorEnv
 
 __all__ = [
@@ -22,7 +25,9 @@ __all__ = [
     "MultiAgentEnv",
     "Observations",
     "PettingZooAdapter",
+    "SharedMemoryVectorEnv",
     "Step",
+    "SubprocVectorEnv",
     "SyncVectorEnv",
     "VectorEnv",
     "VectorStep",
@@ -34,9 +39,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    if name == "SyncVectorEnv":
-        from marl_lightning.envs.vector.sync import SyncVectorEnv
+# SubprocVectorEnv is the usual name of such an environment.
+_LAZY = {
+    "SharedMemoryVectorEnv": ("marl_lightning.envs.vector.shared_memory", "SharedMemoryVectorEnv"),
+    "SubprocVectorEnv": ("marl_lightning.envs.vector.shared_memory", "SharedMemoryVectorEnv"),
+    "SyncVectorEnv": ("marl_lightning.envs.vector.sync", "SyncVectorEnv"),
+}
 
-        return SyncVectorEnv
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        module, attribute = _LAZY[name]
+        return getattr(importlib.import_module(module), attribute)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

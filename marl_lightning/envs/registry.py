@@ -175,18 +175,35 @@ def _make_matrix(scenario: str, **kwargs: Any) -> VectorEnv:
 
 
 def _mpe_scenarios() -> Iterable[str]:
+    from marl_lightning.envs.native.mpe.scenarios import SCENARIOS
+
     package = importlib.util.find_spec("mpe2")
-    if package is None:
-        raise ImportError('MPE needs the package mpe2: pip install "marl-lightning[mpe]"')
-    modules = pkgutil.iter_modules(package.submodule_search_locations)
-    return sorted(module.name for module in modules if re.search(r"_v\d+$", module.name))
+    modules = pkgutil.iter_modules(package.submodule_search_locations) if package else ()
+    return sorted({*SCENARIOS, *(module.name for module in modules if re.search(r"_v\d+$", module.name))})
 
 
-def _make_mpe(scenario: str, **kwargs: Any) -> MultiAgentEnv:
+def _make_mpe(scenario: str, *, num_envs: int, seed: int, backend: str | None = None, **kwargs: Any) -> VectorEnv:
+    from marl_lightning.envs.native.mpe import SCENARIOS, MPEVectorEnv
+
+    if _is_native(backend, scenario in SCENARIOS):
+        return MPEVectorEnv(scenario=scenario, num_envs=num_envs, seed=seed, **kwargs)
+    if importlib.util.find_spec("mpe2") is None:
+        raise ImportError('backend="package" needs the package mpe2: pip install "marl-lightning[mpe]"')
     from marl_lightning.envs.adapters.pettingzoo import PettingZooAdapter
+    from marl_lightning.envs.vector.sync import SyncVectorEnv
 
-    module = importlib.import_module(f"mpe2.{scenario}")
-    return PettingZooAdapter(factory=partial(module.parallel_env, **kwargs), name=f"mpe/{scenario}")
+    game = partial(importlib.import_module(f"mpe2.{scenario}").parallel_env, **kwargs)
+    factory = partial(PettingZooAdapter, factory=game, name=f"mpe/{scenario}")
+    return SyncVectorEnv(factory=factory, num_envs=num_envs, seed=seed)
+
+
+def _is_native(backend: str | None, exists: bool) -> bool:
+    """Whether to take our version of a game; ``None`` takes it if there is one."""
+    if backend not in (None, "embedded", "package"):
+        raise ValueError(f"backend must be 'embedded' or 'package', got {backend!r}")
+    if backend == "embedded" and not exists:
+        raise ValueError("there is no embedded version of this game: use backend='package'")
+    return exists and backend != "package"
 
 
 def _gymnasium_scenarios() -> Iterable[str]:
@@ -203,5 +220,5 @@ def _make_gymnasium(scenario: str, **kwargs: Any) -> MultiAgentEnv:
 
 register_family("smac", scenarios=_smac_scenarios, make_vector=_make_smac)
 register_family("matrix", scenarios=_matrix_scenarios, make_vector=_make_matrix)
-register_family("mpe", scenarios=_mpe_scenarios, make=_make_mpe)
+register_family("mpe", scenarios=_mpe_scenarios, make_vector=_make_mpe)
 register_family("gymnasium", scenarios=_gymnasium_scenarios, make=_make_gymnasium)

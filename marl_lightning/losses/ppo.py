@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-
-def weighted_mean(x: Tensor, weight: Tensor) -> Tensor:
-    """``sum(w * x) / max(sum(w), 1)``: the mean of every loss and statistic, 0 if nothing counts."""
-    return (weight * x).sum() / weight.sum().clamp(min=1)
+from marl_lightning.nn.statistics import weighted_mean, weighted_moments
 
 
-def normalise_advantage(advantage: Tensor, sums: Tensor, epsilon: float = 1e-5) -> Tensor:
+def normalise_advantage(
+    advantage: Tensor,
+    weight: Tensor,
+    reduce_sum: Callable[[Tensor], Tensor] = lambda x: x,
+    epsilon: float = 1e-5,
+) -> Tensor:
     """Shifts and scales advantages to mean 0 and standard deviation 1 over the entries that count.
 
     Args:
         advantage: any shape.
-        sums: ``[3]``, the sums of ``w``, ``w * A`` and ``w * A**2`` over the entries (see :func:`advantage_sums`),
-            possibly over several processes.
+        weight: same shape, 1 for entries that count, 0 for others.
+        reduce_sum: sums over processes, so that the moments are those of all data.
         epsilon: added to the standard deviation.
     """
-    count = sums[0].clamp(min=1)
-    mean = sums[1] / count
-    variance = (sums[2] / count - mean.square()).clamp(min=0)
+    _, mean, variance = weighted_moments(advantage, weight, reduce_sum)
     return (advantage - mean) / (variance.sqrt() + epsilon)
-
-
-def advantage_sums(advantage: Tensor, weight: Tensor) -> Tensor:
-    """Returns ``[sum(w), sum(w A), sum(w A^2)]``, which add up over minibatches and processes."""
-    weighted = weight * advantage
-    return torch.stack((weight.sum(), weighted.sum(), (weighted * advantage).sum()))
 
 
 def clipped_policy_loss(

@@ -7,9 +7,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from marl_lightning.nn.statistics import weighted_moments
+
 
 class ValueNorm(nn.Module):
     """Debiased exponential moving mean and variance of returns (Yu et al. 2022, "value normalization").
+
+    Mean and variance are moved to those of a batch by a share of ``(1 - decay) / (1 - decay**n)`` in the ``n``-th
+    update, which is debiasing without dividing at every use.
 
     Args:
         decay: weight of the past at each update; 1 is excluded.
@@ -21,15 +26,8 @@ class ValueNorm(nn.Module):
         self.decay = decay
         self.epsilon = epsilon
         self.register_buffer("mean", torch.zeros(()))
-        self.register_buffer("square", torch.zeros(()))
-        self.register_buffer("weight", torch.zeros(()))  # sum of the weights so far, for debiasing
-
-    def _moments(self) -> tuple[Tensor, Tensor]:
-        weight = self.weight.clamp(min=1e-12)
-        mean = self.mean / weight
-        variance = (self.square / weight - mean.square()).clamp(min=self.epsilon)
-        seen = self.weight > 0
-        return torch.where(seen, mean, 0.0), torch.where(seen, variance.sqrt(), 1.0)
+        self.register_buffer("variance", torch.ones(()))
+        self.register_buffer("weight", torch.zeros(()))  # of all batches so far: 1 - decay**n
 
     @torch.no_grad()
     def update(self, x: Tensor, weight: Tensor, reduce_sum: Callable[[Tensor], Tensor] = lambda x: x) -> None:
@@ -37,19 +35,22 @@ class ValueNorm(nn.Module):
 
         ``reduce_sum`` sums over processes, so that all keep the same statistics.
         """
-        sums = reduce_sum(torch.stack(((weight * x).sum(), (weight * x.square()).sum(), weight.sum().to(x.dtype))))
-        mean, square = sums[:2] / sums[2].clamp(min=1)
-        new = (1 - self.decay) * (sums[2] > 0)
-        self.mean.lerp_(mean, new)
-        self.square.lerp_(square, new)
-        self.weight.lerp_(torch.ones_like(self.weight), new)
+        total, mean, variance = weighted_moments(x, weight, reduce_sum)
+        something = (total > 0).to(self.weight.dtype)
+        self.weight.lerp_(torch.ones_like(self.weight), (1 - self.decay) * something)
+        share = something * (1 - self.decay) / self.weight.clamp(min=1e-12)
+        step = mean - self.mean
+        self.variance.lerp_(variance, share).add_(share * (1 - share) * step.square())
+        self.mean.add_(share * step)
+
+    @property
+    def _std(self) -> Tensor:
+        return self.variance.clamp(min=self.epsilon).sqrt()
 
     def normalise(self, x: Tensor) -> Tensor:
         """Returns ``(x - mean) / std``; ``x`` itself before the first update."""
-        mean, std = self._moments()
-        return (x - mean) / std
+        return (x - self.mean) / self._std
 
     def denormalise(self, x: Tensor) -> Tensor:
         """Inverse of :meth:`normalise`."""
-        mean, std = self._moments()
-        return x * std + mean
+        return x * self._std + self.mean

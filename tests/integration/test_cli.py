@@ -94,7 +94,7 @@ def test_sweeps_work_wherever_the_flag_is(place, command, small, tmp_path):
         ("env.map_name=4m", ["smac/4m"]),
         ("env=mpe env.scenario=simple_spred_v3", ["mpe/simple_spread_v3"]),
         ("env.family=smacc", ["smacc/3m"]),
-        ("env=smacc", ["env=smacc: there is no such choice; did you mean 'smac'? Known: matrix, mpe, smac"]),
+        ("env=smacc", ["env=smacc: there is no such choice; did you mean 'smac'? Known: gymnasium, matrix, mpe, smac"]),
         ("algorithm=mapo", ["algorithm=mapo", "did you mean 'mappo'?"]),
         ("experiment=mappo_smak", ["experiment=mappo_smak", "did you mean 'mappo_smac'?"]),
         ("env.backend=starcraft2", ["backend 'starcraft2'", "backend='embedded'"]),
@@ -120,6 +120,7 @@ def test_sweeps_work_wherever_the_flag_is(place, command, small, tmp_path):
         ("trainer.accumulate_grad_batches=2", ["set algorithm.num_minibatches instead"]),
         ("+trainer.max_epoch=3", ["trainer.max_epoch: there is no such setting; did you mean 'max_epochs'?"]),
         ("trainer.accelerator=cpu trainer.devices=1000", ["trainer.devices=1000: this machine has only"]),
+        ("callbacks.evaluation.seed=-1", ["callbacks.evaluation.seed=-1: must be greater than or equal to 0"]),
         ("trainer.devices=0", ["trainer.devices=0: must be at least 1"]),
         ("trainer.accelerator=cpu trainer.devices=[1000]", ["this machine has only"]),
         ("trainer.num_nodes=0", ["trainer.num_nodes=0: must be at least 1"]),
@@ -145,15 +146,17 @@ def test_a_mistake_is_one_line_and_leaves_nothing(arguments, messages, command, 
 
 
 def test_all_mistakes_are_listed_at_once(command, tmp_path):
-    outcome = command("train", "algorithm.lr=1", "env.num_envs=0", "algorithm.gamma=2", "+env.colision=none")
+    mistakes = ("algorithm.lr=1", "env.num_envs=0", "algorithm.gamma=2", "+env.colision=none", "total_env_steps=0")
+    outcome = command("train", *mistakes)
     assert outcome.code == 2
     first, *problems = outcome.err.splitlines()
-    assert first == "error: 4 settings have to be changed:"
+    assert first == "error: 5 settings have to be changed:"
     assert {problem.strip().partition("=")[0].partition(":")[0] for problem in problems} == {
         "algorithm.lr",
         "env.num_envs",
         "algorithm.gamma",
         "env.colision",
+        "total_env_steps",
     }
     assert list(tmp_path.iterdir()) == []
 
@@ -172,6 +175,20 @@ def test_a_checkpoint_of_another_training_is_refused(arguments, message, command
     assert message in outcome.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [("env.num_envs=3", "'num_envs': (4, 3)"), ("env.physics=smaclite", "'physics': ('sc2', 'smaclite')")],
+)
+def test_resuming_in_other_environments_is_one_line(arguments, message, command, checkpoint, small):
+    settings = [setting for setting in small if not setting.startswith("env.num_envs")]
+    outcome = command(
+        "train", "experiment=mappo_smac", f"ckpt_path={checkpoint}", *settings, "env.num_envs=4", arguments
+    )
+    assert outcome.code == 2
+    assert outcome.err.splitlines()[-1].startswith("error: ckpt_path: ")
+    assert message in outcome.err
+
+
 def test_a_mistake_in_a_sweep_leaves_no_folder_for_the_job(command, small, tmp_path):
     outcome = command("train", "-m", MATRIX, *small, "algorithm.gamma=0.9,2", "hydra.sweep.dir=sweep")
     assert outcome.code == 2
@@ -180,7 +197,7 @@ def test_a_mistake_in_a_sweep_leaves_no_folder_for_the_job(command, small, tmp_p
     assert not (tmp_path / "sweep" / "1").exists()
 
 
-@pytest.mark.parametrize("setting", ["trainer.accelerator=abacus", "trainer.strategy=luck"])
+@pytest.mark.parametrize("setting", ["trainer.accelerator=abacus", "trainer.strategy=luck", "trainer.devices=abc"])
 def test_values_that_only_lightning_understands_are_one_line_too(setting, command, small, tmp_path):
     outcome = command("train", MATRIX, *small, setting, "hydra.run.dir=run")
     assert outcome.code == 2

@@ -151,7 +151,7 @@ def test_the_summary_explains_the_run(compose, small, tmp_path):
     }
     assert (summary["backend"], summary["physics"], summary["seed"]) == ("embedded", "sc2", 1)
     assert summary["interrupted"] is False
-    assert summary["updates"] == 4
+    assert summary["updates"] == 4 * 2  # rollouts x minibatches
     packages = {"python", "torch", "lightning", "torchrl", "tensordict", "numba", "numpy", "marl_lightning"}
     assert summary["versions"].keys() == packages
 

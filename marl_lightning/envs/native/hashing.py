@@ -41,7 +41,7 @@ def stream_key(seed, episode, time, purpose):
 
 @_rule
 def uniform64(key, low, high):
-    """Returns a float64 in ``[low, high)`` with 53 random bits from two successors of ``key``."""
+    """Returns a float64 between ``low`` and ``high`` with 53 random bits from two successors of ``key``."""
     return low + (high - low) * (((mix(key, 0) >> 5) * 67108864 + (mix(key, 1) >> 6)) * _INVERSE_2_53)
 
 

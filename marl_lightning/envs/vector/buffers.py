@@ -10,6 +10,7 @@ import torch
 
 from marl_lightning.envs.base import Observations, VectorStep
 from marl_lightning.envs.spec import EnvSpec
+from marl_lightning.envs.vector.layout import build_observations, build_step
 
 
 def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -22,32 +23,12 @@ def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 def allocate_observations(spec: EnvSpec, num_envs: int) -> Observations[np.ndarray]:
     """Returns zeroed arrays for the decision points of ``num_envs`` instances."""
-    groups = spec.groups.items()
-    return Observations(
-        observation={
-            name: zeros((num_envs, group.num_agents, *group.observation_shape), group.observation_space.dtype)
-            for name, group in groups
-        },
-        action_mask={
-            name: zeros((num_envs, group.num_agents, group.action_size), np.bool_)
-            for name, group in groups
-            if group.is_discrete
-        },
-        alive={name: zeros((num_envs, group.num_agents), np.bool_) for name, group in groups},
-        state=zeros((num_envs, spec.state_size), np.float32),
-    )
+    return build_observations(spec, num_envs, zeros)
 
 
 def allocate_step(spec: EnvSpec, num_envs: int) -> VectorStep[np.ndarray]:
     """Returns zeroed arrays for the outcome of a vector step of ``num_envs`` instances."""
-    return VectorStep(
-        observations=allocate_observations(spec, num_envs),
-        reward={name: zeros((num_envs, group.num_agents), np.float32) for name, group in spec.groups.items()},
-        terminated=zeros((num_envs,), np.bool_),
-        truncated=zeros((num_envs,), np.bool_),
-        final=allocate_observations(spec, num_envs),
-        info={key: zeros((num_envs,), np.float32) for key in spec.info_keys},
-    )
+    return build_step(spec, num_envs, zeros)
 
 
 def map_observations(function: Callable, observations: Observations) -> Observations:

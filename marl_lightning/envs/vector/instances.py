@@ -38,10 +38,11 @@ class Instances:
         self._arrays: VectorStep[np.ndarray] | None = None
         try:
             with self._naming():
-                for self.progress[0] in indices:
+                for index in indices:
+                    self.progress[0] = index
                     self._envs.append(factory())
             self.spec = self._envs[0].spec
-            for index, env in zip(indices, self._envs, strict=True):
+            for index, env in self._indexed():
                 check_equal_specs(self.spec, env.spec, first=indices.start, second=index)
         except BaseException:
             self.close()
@@ -59,7 +60,7 @@ class Instances:
         Only their rows of the observations are written.
         """
         with self._naming():
-            for index, env in zip(self._indices, self._envs, strict=True):
+            for index, env in self._indexed():
                 if mask is None or mask[index]:
                     self.progress[0] = index
                     observations = env.reset(seed=None if seed is None else seed + index)
@@ -69,7 +70,7 @@ class Instances:
         """Makes a step in every instance and resets those that ended; see :meth:`VectorEnv.step`."""
         arrays = self._arrays
         with self._naming():
-            for index, env in zip(self._indices, self._envs, strict=True):
+            for index, env in self._indexed():
                 self.progress[0] = index
                 step = env.step({name: action[index] for name, action in actions.items()})
                 for name, reward in step.reward.items():
@@ -94,20 +95,28 @@ class Instances:
         """Returns what the instances save."""
         states = []
         with self._naming():
-            for self.progress[0], env in zip(self._indices, self._envs, strict=True):
+            for index, env in self._indexed():
+                self.progress[0] = index
                 states.append(env.state_dict())
         return states
 
     def load_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Restores what :meth:`state_dicts` returned."""
         with self._naming():
-            for self.progress[0], env, state in zip(self._indices, self._envs, states, strict=True):
+            for (index, env), state in zip(self._indexed(), states, strict=True):
+                self.progress[0] = index
                 env.load_state_dict(state)
 
     def close(self) -> None:
         """Closes the instances. May be called repeatedly."""
         for env in self._envs:
             env.close()
+
+    def __iter__(self) -> Iterator[MultiAgentEnv]:
+        return iter(self._envs)
+
+    def _indexed(self) -> Iterator[tuple[int, MultiAgentEnv]]:
+        return zip(self._indices, self._envs, strict=True)
 
     @contextmanager
     def _naming(self) -> Iterator[None]:
@@ -123,9 +132,7 @@ class Instances:
 def check_equal_specs(first_spec: Any, second_spec: Any, *, first: int, second: int) -> None:
     """Raises ``ValueError`` if the specs of the instances with the indices ``first`` and ``second`` differ."""
     if first_spec != second_spec:
-        raise ValueError(
-            f"all instances need equal specs, but {second} has {second_spec} and {first} has {first_spec}"
-        )
+        raise ValueError(f"all instances need equal specs, but {second} has {second_spec} and {first} has {first_spec}")
 
 
 def write_observations(target: Observations[np.ndarray], index: int | slice, source: Observations) -> None:

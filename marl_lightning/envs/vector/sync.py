@@ -35,15 +35,15 @@ class SyncVectorEnv(PythonVectorEnv):
     def __init__(self, *, factory: Callable[[], MultiAgentEnv], num_envs: int, seed: int) -> None:
         check_num_envs(num_envs)
         self._factory = factory
-        self._instances = Instances(factory=factory, indices=range(num_envs), num_envs=num_envs)
-        spec = self._instances.spec
+        self._envs = Instances(factory=factory, indices=range(num_envs), num_envs=num_envs)
+        spec = self._envs.spec
         super().__init__(spec=spec, num_envs=num_envs, seed=seed, arrays=allocate_step(spec, num_envs))
-        self._instances.attach(self._arrays)
+        self._envs.attach(self._arrays)
 
     def step(self, actions: Mapping[str, Tensor]) -> VectorStep[Tensor]:
         """See :meth:`VectorEnv.step`. Raises ``ValueError`` if an action has a wrong shape or is not legal."""
         self._check_started()
-        self._instances.step(action_arrays(self.spec, actions, (self.num_envs,)))
+        self._envs.step(action_arrays(self.spec, actions, (self.num_envs,)))
         return self._tensors
 
     def replicate(self, *, num_envs: int, seed: int) -> SyncVectorEnv:
@@ -54,16 +54,16 @@ class SyncVectorEnv(PythonVectorEnv):
 
     def close(self) -> None:
         """See :meth:`VectorEnv.close`."""
-        self._instances.close()
+        self._envs.close()
 
     def _reset_instances(self, *, seed: int | None, mask: np.ndarray | None) -> None:
-        self._instances.reset(seed=seed, mask=mask)
+        self._envs.reset(seed=seed, mask=mask)
 
     def _render_instance(self, index: int) -> np.ndarray:
-        return self._instances.render(index)
+        return self._envs.render(index)
 
     def _save_instances(self) -> list[dict[str, Any]]:
-        return self._instances.state_dicts()
+        return self._envs.state_dicts()
 
     def _load_instances(self, states: Sequence[Mapping[str, Any]]) -> None:
-        self._instances.load_state_dicts(states)
+        self._envs.load_state_dicts(states)

@@ -10,7 +10,6 @@ from scripted import CounterGame, LeavingGame
 from marl_lightning.envs import PettingZooAdapter, SyncVectorEnv, check_env, make_env, make_vector_env
 from marl_lightning.envs.registry import registered_environments
 
-
 # What is registered with gymnasium is not ours; some of it cannot be used.
 OURS = [name for name in registered_environments() if not name.startswith("gymnasium/")]
 

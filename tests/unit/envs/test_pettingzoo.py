@@ -1,6 +1,7 @@
 """PettingZooAdapter against the raw MPE package step by step, and against agents that leave by script."""
 
 import importlib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from scripted import LeavingGame
 
-from marl_lightning.envs import PettingZooAdapter, make_env
+from marl_lightning.envs import PettingZooAdapter
 
 MPE = {
     "simple_spread_v3": {"agent": (3, 18)},
@@ -25,9 +26,14 @@ def scripted(leaves, **kwargs) -> tuple[PettingZooAdapter, LeavingGame]:
 # ------------------------------------------------------------------------------------------------------------- MPE
 
 
+def package(scenario, **kwargs) -> PettingZooAdapter:
+    game = partial(importlib.import_module(f"mpe2.{scenario}").parallel_env, **kwargs)
+    return PettingZooAdapter(factory=game, name=f"mpe/{scenario}")
+
+
 @pytest.mark.parametrize("scenario", MPE)
 def test_groups_and_sizes(scenario):
-    env = make_env(f"mpe/{scenario}", max_cycles=7)
+    env = package(scenario, max_cycles=7)
     sizes = {name: (group.num_agents, *group.observation_shape) for name, group in env.spec.groups.items()}
     assert sizes == MPE[scenario]
     assert env.spec.state_size == sum(agents * size for agents, size in MPE[scenario].values())
@@ -40,7 +46,7 @@ def test_groups_and_sizes(scenario):
 @pytest.mark.parametrize("scenario", MPE)
 def test_equals_the_raw_package(scenario, continuous):
     kwargs = {"max_cycles": 10, "continuous_actions": continuous}
-    env = make_env(f"mpe/{scenario}", **kwargs)
+    env = package(scenario, **kwargs)
     raw = importlib.import_module(f"mpe2.{scenario}").parallel_env(**kwargs)
     rng = np.random.default_rng(0)
     for episode in range(3):
@@ -75,11 +81,11 @@ def test_equals_the_raw_package(scenario, continuous):
 
 
 def test_render():
-    env = make_env("mpe/simple_v3", render_mode="rgb_array")
+    env = package("simple_v3", render_mode="rgb_array")
     env.reset(seed=0)
     assert env.render().shape == (700, 700, 3)
     with pytest.raises(NotImplementedError, match=r'needs render_mode="rgb_array" to be rendered, got None'):
-        make_env("mpe/simple_v3").render()
+        package("simple_v3").render()
 
 
 # -------------------------------------------------------------------------------------------------- leaving agents

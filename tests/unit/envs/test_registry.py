@@ -44,10 +44,22 @@ def test_native_family_and_its_recipe():
 
 
 def test_package_family_and_its_recipe():
-    env = make_vector_env("mpe/simple_spread_v3", num_envs=2, seed=1, N=2)
+    env = make_vector_env("mpe/simple_spread_v3", num_envs=2, seed=1, N=2, backend="package")
     assert isinstance(env, SyncVectorEnv)
     assert env.spec.groups["agent"].num_agents == 2
-    assert env.recipe == {"name": "mpe/simple_spread_v3", "kwargs": {"N": 2}}
+    assert env.recipe == {"name": "mpe/simple_spread_v3", "kwargs": {"N": 2, "backend": "package"}}
+
+
+def test_our_version_of_a_game_is_taken_if_there_is_one():
+    for backend, expected in ((None, "embedded"), ("embedded", "embedded"), ("package", "mpe2")):
+        with make_vector_env("mpe/simple_tag_v3", num_envs=2, backend=backend) as env:
+            assert env.spec.metadata["backend"] == expected
+    with make_vector_env("mpe/simple_line_v1", num_envs=2) as env:
+        assert env.spec.metadata["backend"] == "mpe2"
+    with pytest.raises(ValueError, match="use backend='package'"):
+        make_vector_env("mpe/simple_line_v1", num_envs=2, backend="embedded")
+    with pytest.raises(ValueError, match="backend must be"):
+        make_vector_env("mpe/simple_tag_v3", num_envs=2, backend="pakage")
 
 
 def test_functions_have_no_recipe():
@@ -113,8 +125,9 @@ def test_missing_package(monkeypatch):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "mpe2" else find_spec(name))
     with pytest.raises(ImportError, match=r'pip install "marl-lightning\[mpe\]"'):
-        make_env("mpe/simple_spread_v3")
-    assert not any(name.startswith("mpe/") for name in registered_environments())
+        make_env("mpe/simple_spread_v3", backend="package")
+    assert "mpe/simple_spread_v3" in registered_environments()  # ours
+    assert "mpe/simple_line_v1" not in registered_environments()
 
 
 def test_num_envs_is_checked():
@@ -126,7 +139,7 @@ def test_num_envs_is_checked():
     "code",
     [
         "import marl_lightning.envs.spec, marl_lightning.envs.base",
-        "from marl_lightning.envs import make_env, check_env; check_env(make_env('mpe/simple_v3'), steps=30)",
+        "from marl_lightning.envs import make_env, check_env; check_env(make_env('gymnasium/CartPole-v1'), steps=30)",
     ],
     ids=["contracts", "one instance of a package game"],
 )

@@ -1,17 +1,14 @@
 """PPO losses by hand, and against TorchRL's as an independent oracle."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 import torch
 
-from marl_lightning.losses.ppo import (
-    advantage_sums,
-    clipped_policy_loss,
-    clipped_value_loss,
-    normalise_advantage,
-    weighted_mean,
-)
+from marl_lightning.losses.ppo import clipped_policy_loss, clipped_value_loss, normalise_advantage
+from marl_lightning.nn.statistics import weighted_mean, weighted_moments
 
 ONES = torch.ones(2)
 
@@ -128,16 +125,37 @@ def test_clipped_value_loss_has_no_gradient_beyond_the_clip():
 def test_normalised_advantage_of_living_agents_has_mean_0_and_deviation_1():
     advantage = torch.randn(200, 3) * 7 + 3
     alive = (torch.rand(200, 3) < 0.6).float()
-    result = normalise_advantage(advantage, advantage_sums(advantage, alive))
+    result = normalise_advantage(advantage, alive)
     living = result[alive.bool()]
     assert living.mean().item() == pytest.approx(0, abs=1e-5)
     assert living.std(correction=0).item() == pytest.approx(1, abs=1e-4)
 
 
-def test_advantage_sums_add_up_over_parts():
-    advantage, alive = torch.randn(50), (torch.rand(50) < 0.5).float()
-    parts = advantage_sums(advantage[:20], alive[:20]) + advantage_sums(advantage[20:], alive[20:])
-    torch.testing.assert_close(parts, advantage_sums(advantage, alive))
+def test_small_deviations_around_a_large_mean_are_kept():
+    advantage = 1000 + 0.1 * torch.randn(10_000)
+    result = normalise_advantage(advantage, torch.ones_like(advantage))
+    assert result.std(correction=0).item() == pytest.approx(1, abs=1e-2)
+
+
+def test_moments_of_two_processes_are_those_of_all_data():
+    """Two threads that meet at a barrier to add what they send."""
+    x, weight = torch.randn(50) * 3 + 5, (torch.rand(50) < 0.5).float()
+    parts, sent, barrier = [slice(0, 20), slice(20, 50)], [None, None], Barrier(2)
+
+    def process(rank):
+        def reduce_sum(value):
+            sent[rank] = value
+            barrier.wait(timeout=10)
+            total = sent[0] + sent[1]
+            barrier.wait(timeout=10)
+            return total
+
+        return weighted_moments(x[parts[rank]], weight[parts[rank]], reduce_sum)
+
+    with ThreadPoolExecutor(2) as pool:
+        for found in pool.map(process, (0, 1)):
+            for a, b in zip(found, weighted_moments(x, weight), strict=True):
+                torch.testing.assert_close(a, b)
 
 
 def test_weighted_mean_of_nothing_is_zero():

@@ -48,14 +48,21 @@ def test_entries_without_weight_and_empty_batches_change_nothing():
     assert torch.equal(a.normalise(X), before)
 
 
-def test_processes_that_add_their_sums_have_the_statistics_of_all_data():
-    sums = []
-    for part in (X[0], X[1]):
-        ValueNorm().update(part, torch.ones(2), lambda s: sums.append(s) or s)
+def test_moments_may_be_those_of_several_processes():
+    """What the processes agree on counts, not the own data."""
+    sums = iter([torch.tensor([4.0, 12.0]), torch.tensor(14.0)])  # count, sum, and squares around the mean, of X
     parallel, single = ValueNorm(), ValueNorm()
-    parallel.update(X[0], torch.ones(2), lambda s: sums[0] + sums[1])
+    parallel.update(X[0], torch.ones(2), lambda _: next(sums))
     single.update(X, ONES)
     torch.testing.assert_close(parallel.normalise(X), single.normalise(X))
+
+
+def test_small_deviations_around_a_large_mean_are_kept():
+    x = 1000 + torch.randn(5000)
+    norm = ValueNorm(decay=0.9)
+    for _ in range(20):
+        norm.update(x, torch.ones_like(x))
+    assert abs(norm.normalise(x).std().item() - 1) < 0.01
 
 
 def test_statistics_are_in_the_state_dict():

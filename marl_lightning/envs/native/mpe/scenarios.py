@@ -149,6 +149,7 @@ class World:
             movable=np.array([agent.movable for agent in agents]),
             silent=np.array([agent.silent for agent in agents]),
             pairs=np.array(pairs, np.int64).reshape(-1, 2),
+            num_actions=np.array([self.action_size(agent, continuous=continuous) for agent in agents], np.int64),
             color=np.array([landmark.color for landmark in self.landmarks]).reshape(-1, 3),
             group_sizes=np.array(group_sizes, np.int64),
         )
@@ -275,9 +276,7 @@ def simple_adversary(
     _check_at_least(1, N=N)
     _check_neighbors(num_agent_neighbors, num_landmark_neighbors)
     size = 2 * _slots(N, num_landmark_neighbors) + 2 * _slots(N, num_agent_neighbors)
-    adversary = Agent(
-        name="adversary_0", observation_size=size, size=0.15, adversary=True, color=(0.85, 0.35, 0.35)
-    )
+    adversary = Agent(name="adversary_0", observation_size=size, size=0.15, adversary=True, color=(0.85, 0.35, 0.35))
     good = tuple(
         Agent(name=f"agent_{i}", observation_size=size + 2, size=0.15, color=(0.35, 0.35, 0.85)) for i in range(N)
     )

@@ -70,8 +70,8 @@ class SmacVectorEnv(VectorEnv):
         seed: instance ``i`` is seeded with ``seed + i``, and behaves as the first instance of an environment with that
             seed would.
         backend: ``"embedded"``. Other names explain what they need.
-        num_threads: threads that step the instances, which pays off for many instances and free cores. ``None`` takes
-            one for every 64 instances, at most as many as torch uses. Results do not depend on it.
+        num_threads: threads that step the instances, at most one an instance, which pays off for many instances and
+            free cores. ``None`` takes one for every 64 instances, at most as many as torch uses. Results are the same.
         **options: fields of :class:`~marl_lightning.envs.native.smac.options.SmacOptions`.
 
     Attributes:
@@ -99,8 +99,9 @@ class SmacVectorEnv(VectorEnv):
             raise ValueError(f"num_envs must be positive, got {num_envs}")
         if num_threads is None:
             num_threads = max(1, min(num_envs // _INSTANCES_PER_THREAD, torch.get_num_threads()))
-        if not 1 <= num_threads <= num_envs:
-            raise ValueError(f"num_threads must be between 1 and num_envs={num_envs}, got {num_threads}")
+        if num_threads < 1:
+            raise ValueError(f"num_threads must be positive, got {num_threads}")
+        num_threads = min(num_threads, num_envs)
         self.num_envs = num_envs
         self.num_threads = num_threads
         self.options = SmacOptions(**options)

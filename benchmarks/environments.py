@@ -1,0 +1,216 @@
+"""Speed of vector environments over Python games: what a step costs beyond the games, and what processes gain.
+
+Run ``python benchmarks/environments.py [--json FILE] [--seconds S]``. All figures of one run belong together: quote
+their ratios, since machines differ and are noisy. Two figures tell how far to trust them:
+
+* *obtained cores* is the work of as many busy processes as there are workers, relative to that of one. It is the most
+  that these workers can gain over one process at that moment; on a machine with other work it is far below their
+  number.
+* *share of the limit* is the rate relative to the in-process loop times the obtained cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Env, spaces
+from gymnasium.vector import AsyncVectorEnv
+
+from marl_lightning.envs import EnvSpec, GroupSpec, MultiAgentEnv, Observations, PettingZooAdapter, Step, VectorEnv
+from marl_lightning.envs.vector.shared_memory import SharedMemoryVectorEnv
+from marl_lightning.envs.vector.sync import SyncVectorEnv
+
+PLUMBING_TARGET = 150.0  # microseconds a vector step of 16 instances that do nothing
+SHARE_TARGET = 0.8  # of the limit, at 16 instances
+SIZES = (8, 16)
+
+
+class IdleGame(MultiAgentEnv):
+    """Three agents whose steps return what has been there before, so that all time is spent around them."""
+
+    def __init__(self) -> None:
+        group = GroupSpec(
+            agents=("a", "b", "c"),
+            observation_space=spaces.Box(-np.inf, np.inf, (18,), np.float32),
+            action_space=spaces.Discrete(5),
+        )
+        self.spec = EnvSpec(name="benchmark/idle", groups={"agent": group}, state_size=54)
+        self._observations = Observations(
+            observation={"agent": np.zeros((3, 18), np.float32)},
+            action_mask={"agent": np.ones((3, 5), np.bool_)},
+            alive={"agent": np.ones(3, np.bool_)},
+            state=np.zeros(54, np.float32),
+        )
+        self._step = Step(
+            observations=self._observations,
+            reward={"agent": np.zeros(3, np.float32)},
+            terminated=False,
+            truncated=False,
+            info={},
+        )
+
+    def reset(self, *, seed: int | None = None) -> Observations[np.ndarray]:
+        return self._observations
+
+    def step(self, actions: Mapping[str, np.ndarray]) -> Step[np.ndarray]:
+        return self._step
+
+
+def simple_spread() -> MultiAgentEnv:
+    """The package's simple_spread with three agents."""
+    from mpe2 import simple_spread_v3
+
+    return PettingZooAdapter(factory=simple_spread_v3.parallel_env)
+
+
+class GymnasiumSpread(Env):
+    """The same game with gymnasium's interface, observations stacked, for gymnasium's own vector environments."""
+
+    def __init__(self) -> None:
+        self._env = simple_spread()
+        group = self._env.spec.groups["agent"]
+        self.observation_space = spaces.Box(-np.inf, np.inf, (group.num_agents, *group.observation_shape), np.float32)
+        self.action_space = spaces.MultiDiscrete([group.action_size] * group.num_agents)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        return self._env.reset(seed=seed).observation["agent"], {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        step = self._env.step({"agent": action})
+        reward = float(step.reward["agent"].sum())
+        return step.observations.observation["agent"], reward, step.terminated, step.truncated, {}
+
+
+def _count(seconds: float, *_: Any) -> int:
+    """Returns how much arithmetic this process gets done."""
+    end, rounds = time.perf_counter() + seconds, 0
+    while time.perf_counter() < end:
+        sum(range(1000))
+        rounds += 1
+    return rounds
+
+
+def obtained_cores(processes: int, seconds: float) -> float:
+    """Returns the work of this many busy processes relative to that of one."""
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        pool.map(partial(_count, 0.05), range(processes))  # they have all started
+        alone = _count(seconds)
+        together = sum(pool.map(partial(_count, seconds), range(processes), chunksize=1))
+    return together / alone
+
+
+def time_steps(step: Callable[[], object], seconds: float) -> dict[str, float]:
+    """Returns seconds a call: the mean, and the quarter and the middle of the sorted single times.
+
+    Other work on the machine delays some calls very much, which the mean shows and the others hide.
+    """
+    times, end = [], time.perf_counter() + seconds
+    while (start := time.perf_counter()) < end:
+        step()
+        times.append(time.perf_counter() - start)
+    quarter, median, _ = statistics.quantiles(times, n=4)
+    return {"mean": statistics.fmean(times), "median": median, "quarter": quarter}
+
+
+def time_vector_env(env: VectorEnv, seconds: float) -> dict[str, float]:
+    """Returns seconds a vector step with fixed legal actions; closes the environment."""
+    with env:
+        env.reset()
+        group = env.spec.groups["agent"]
+        actions = {"agent": torch.arange(env.num_envs * group.num_agents).reshape(env.num_envs, -1) % group.action_size}
+        for _ in range(30):
+            env.step(actions)
+        return time_steps(lambda: env.step(actions), seconds)
+
+
+def time_gymnasium(num_envs: int, seconds: float) -> dict[str, float]:
+    """Returns seconds a vector step of gymnasium's AsyncVectorEnv, which has a process for every instance."""
+    env = AsyncVectorEnv([GymnasiumSpread] * num_envs, shared_memory=True, context="spawn")
+    try:
+        env.reset(seed=0)
+        actions = np.arange(num_envs * 3).reshape(num_envs, 3) % 5
+        for _ in range(30):
+            env.step(actions)
+        return time_steps(lambda: env.step(actions), seconds)
+    finally:
+        env.close()
+
+
+def measure_plumbing(num_workers: int, seconds: float) -> dict[str, Any]:
+    """Measures and prints the seconds a vector step of instances that do nothing."""
+    print(f"\ncost of a vector step of instances that do nothing, {num_workers} workers: mean, median, quarter")
+    report = {}
+    for num_envs in SIZES:
+        for kind, make in (("sync", SyncVectorEnv), ("shared_memory", partial(_shared, num_workers))):
+            times = time_vector_env(make(factory=IdleGame, num_envs=num_envs, seed=0), seconds)
+            report[f"{kind}_{num_envs}"] = times
+            target = f"   target {PLUMBING_TARGET:.0f}" if (kind, num_envs) == ("shared_memory", 16) else ""
+            figures = " ".join(f"{times[name] * 1e6:>6.0f}" for name in ("mean", "median", "quarter"))
+            print(f"  {kind:<16}{num_envs:>3} instances {figures} us{target}", flush=True)
+    return report
+
+
+def measure_rates(num_workers: int, seconds: float) -> dict[str, Any]:
+    """Measures and prints env steps per second on the package's simple_spread."""
+    report: dict[str, Any] = {}
+    for num_envs in SIZES:
+        cores = obtained_cores(num_workers, seconds / 4)
+        seconds_a_step = {
+            "sync": time_vector_env(SyncVectorEnv(factory=simple_spread, num_envs=num_envs, seed=0), seconds),
+            "shared_memory": time_vector_env(
+                _shared(num_workers, factory=simple_spread, num_envs=num_envs, seed=0), seconds
+            ),
+            "gymnasium_async": time_gymnasium(num_envs, seconds),
+        }
+        cores = (cores + obtained_cores(num_workers, seconds / 4)) / 2  # before and after
+        limit = cores * num_envs / seconds_a_step["sync"]["mean"]
+        print(f"\nsimple_spread, {num_envs} instances: {cores:.2f} obtained cores, limit {limit:,.0f} env steps/s")
+        report[str(num_envs)] = {"obtained_cores": cores, "limit": limit, "env_steps_per_second": {}}
+        for kind, times in seconds_a_step.items():
+            rate = num_envs / times["mean"]
+            report[str(num_envs)]["env_steps_per_second"][kind] = rate
+            target = f"   target {SHARE_TARGET:.0%}" if (kind, num_envs) == ("shared_memory", 16) else ""
+            print(f"  {kind:<16} {rate:>8,.0f} env steps/s {rate / limit:>5.0%} of the limit{target}", flush=True)
+    return report
+
+
+def _shared(num_workers: int, **kwargs: Any) -> SharedMemoryVectorEnv:
+    return SharedMemoryVectorEnv(num_workers=num_workers, **kwargs)
+
+
+def main() -> None:
+    """Measures everything and prints it."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", help="also write the figures to this file")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
+    parser.add_argument("--workers", type=int, default=2, help="processes of the shared-memory environment")
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    load = os.getloadavg()[0]
+    print(f"{os.cpu_count()} cores, load average {load:.1f}")
+    report = {
+        "cores": os.cpu_count(),
+        "load_average": load,
+        "workers": arguments.workers,
+        "plumbing_seconds": measure_plumbing(arguments.workers, arguments.seconds),
+        "simple_spread": measure_rates(arguments.workers, arguments.seconds),
+    }
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump(report, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()
