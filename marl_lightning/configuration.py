@@ -164,6 +164,11 @@ def _env_constructors(node: Mapping[str, Any]) -> Iterator[tuple[Callable[..., A
             from marl_lightning.envs.native.matrix import MatrixVectorEnv
 
             yield MatrixVectorEnv, None
+        case "lbf":
+            from marl_lightning.envs.native.lbf.env import LBFVectorEnv
+            from marl_lightning.envs.native.lbf.options import LBFOptions
+
+            yield LBFVectorEnv, LBFOptions
         case "mpe":
             from marl_lightning.envs.native.mpe import SCENARIOS, MPEVectorEnv
 

@@ -197,6 +197,23 @@ def _make_mpe(scenario: str, *, num_envs: int, seed: int, backend: str | None = 
     return SyncVectorEnv(factory=factory, num_envs=num_envs, seed=seed)
 
 
+def _lbf_scenarios() -> Iterable[str]:
+    from marl_lightning.envs.native.lbf.scenarios import SCENARIOS
+
+    return SCENARIOS
+
+
+def _make_lbf(scenario: str, *, num_envs: int, seed: int, backend: str | None = None, **kwargs: Any) -> VectorEnv:
+    if _is_native(backend, True):
+        from marl_lightning.envs.native.lbf.env import LBFVectorEnv
+
+        return LBFVectorEnv(scenario=scenario, num_envs=num_envs, seed=seed, **kwargs)
+    from marl_lightning.envs.adapters.lbf import LBFAdapter
+    from marl_lightning.envs.vector.sync import SyncVectorEnv
+
+    return SyncVectorEnv(factory=partial(LBFAdapter, scenario=scenario, **kwargs), num_envs=num_envs, seed=seed)
+
+
 def _is_native(backend: str | None, exists: bool) -> bool:
     """Whether to take our version of a game; ``None`` takes it if there is one."""
     if backend not in (None, "embedded", "package"):
@@ -221,4 +238,5 @@ def _make_gymnasium(scenario: str, **kwargs: Any) -> MultiAgentEnv:
 register_family("smac", scenarios=_smac_scenarios, make_vector=_make_smac)
 register_family("matrix", scenarios=_matrix_scenarios, make_vector=_make_matrix)
 register_family("mpe", scenarios=_mpe_scenarios, make_vector=_make_mpe)
+register_family("lbf", scenarios=_lbf_scenarios, make_vector=_make_lbf)
 register_family("gymnasium", scenarios=_gymnasium_scenarios, make=_make_gymnasium)

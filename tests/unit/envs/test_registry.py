@@ -114,7 +114,7 @@ def test_a_family_has_one_maker(makers):
 @pytest.mark.parametrize("make", [make_env, lambda name: make_vector_env(name, num_envs=1)], ids=["one", "vector"])
 def test_unknown_names(make, name, nearest):
     with pytest.raises(
-        ValueError, match=rf"unknown environment {name!r} \(families: gymnasium, matrix, mpe, smac\)"
+        ValueError, match=rf"unknown environment {name!r} \(families: gymnasium, lbf, matrix, mpe, smac\)"
     ) as caught:
         make(name)
     assert nearest is None or nearest in str(caught.value)
