@@ -58,13 +58,18 @@ class EvaluationResult:
         return float(self.info[_WON].mean()) if _WON in self.info else None
 
     def metrics(self, prefix: str = "eval/") -> dict[str, float]:
-        """Returns the numbers to log: mean, standard deviation (of the episodes) and 95 % interval of the returns."""
+        """Returns the numbers to log.
+
+        ``return_...`` are of the mean over agents: mean, standard deviation over episodes, 95 % interval of the mean.
+        ``team_return_mean`` is of the sum over agents, which is what many papers report.
+        """
         low, high = bootstrap_interval(self.returns)
         metrics = {
             "return_mean": float(self.returns.mean()),
             "return_std": float(self.returns.std()),
             "return_ci_low": low,
             "return_ci_high": high,
+            "team_return_mean": float(self.team_returns.mean()),
             "length_mean": float(self.lengths.mean()),
         }
         if self.win_rate is not None:

@@ -94,7 +94,7 @@ def test_sweeps_work_wherever_the_flag_is(place, command, small, tmp_path):
         ("env.map_name=4m", ["smac/4m"]),
         ("env=mpe env.scenario=simple_spred_v3", ["mpe/simple_spread_v3"]),
         ("env.family=smacc", ["smacc/3m"]),
-        ("env=smacc", ["there is no such choice; did you mean 'smac'? Known: gymnasium, lbf, matrix, mpe, smac"]),
+        (
             "env=smacc",
             ["env=smacc: there is no such choice; did you mean 'smac'? Known: gymnasium, lbf, matrix, mpe, smac"],
         ),
