@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from marl_lightning.runtime import git_revision, keep_freed_memory, quiet_lightning, versions, wait_passively
+from marl_lightning.runtime import bound_spinning, git_revision, keep_freed_memory, quiet_lightning, versions
 
-wait_passively()  # counts when torch is loaded, so it comes before all that imports it
+bound_spinning()  # counts when torch is loaded, so it comes before all that imports it
 
 import numpy as np
 import torch

@@ -18,9 +18,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from marl_lightning.runtime import versions, wait_passively
+from marl_lightning.runtime import bound_spinning, versions
 
-wait_passively()  # counts when torch is loaded, so it comes before all that imports it
+bound_spinning()  # counts when torch is loaded, so it comes before all that imports it
 
 import hydra
 import torch

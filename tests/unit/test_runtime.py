@@ -47,18 +47,20 @@ def test_environments_do_not_import_torch():
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent)
 
 
-def test_the_command_line_lets_idle_threads_sleep():
+def test_the_command_line_bounds_the_spinning_of_idle_threads():
     """The variable must be there before torch is, and a choice made outside must stay."""
     code = (
         "import os, sys\n"
         "class Finder:\n"
         "    def find_spec(self, name, *_):\n"
-        "        if name == 'torch': print(os.environ.get('OMP_WAIT_POLICY'))\n"
+        "        if name == 'torch': print(os.environ.get('GOMP_SPINCOUNT'))\n"
         "sys.meta_path.insert(0, Finder())\n"
         "import marl_lightning.cli"
     )
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    for given, expected in (({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")):
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    }
+    for given, expected in (({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")):
         run = [sys.executable, "-c", code]
         result = subprocess.run(run, env=environment | given, capture_output=True, text=True, check=True)
         assert result.stdout.split()[0] == expected
