@@ -100,6 +100,8 @@ SIMULATORS = {
     "smac_3m": Simulator(env="smac/3m", target=200_000, kwargs=ONE_THREAD),
     "smac_2s3z": Simulator(env="smac/2s3z", target=90_000, kwargs=ONE_THREAD),
     "smac_27m_vs_30m": Simulator(env="smac/27m_vs_30m", target=6_000, kwargs=ONE_THREAD),
+    "mpe_simple_spread": Simulator(env="mpe/simple_spread_v3", target=1_500_000, kwargs=ONE_THREAD),
+    "lbf_8x8-2p-2f": Simulator(env="lbf/Foraging-8x8-2p-2f-coop-v3", target=1_000_000, kwargs=ONE_THREAD),
     "matrix_climbing": Simulator(env="matrix/climbing"),
 }
 
@@ -107,8 +109,9 @@ TRAININGS = {
     # One value an env step; with "agent_state" the critic is computed once an agent, as most libraries do it.
     "mappo_gru_3m": Training(env="smac/3m", num_envs=32, make=lambda: recurrent("state"), target=2_400),
     "mappo_gru_3m_agent_critic": Training(env="smac/3m", num_envs=32, make=lambda: recurrent("agent_state")),
-    "ippo_ff_16": Training(env="smac/3m", num_envs=16, make=feed_forward, rollouts=40, target=10_000),
-    "ippo_ff_64": Training(env="smac/3m", num_envs=64, make=feed_forward, rollouts=20, target=18_000),
+    # Three agents, 18 observations, 5 actions.
+    "ippo_ff_16": Training(env="mpe/simple_spread_v3", num_envs=16, make=feed_forward, rollouts=40, target=10_000),
+    "ippo_ff_64": Training(env="mpe/simple_spread_v3", num_envs=64, make=feed_forward, rollouts=20, target=18_000),
 }
 
 
