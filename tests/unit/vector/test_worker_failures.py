@@ -105,10 +105,14 @@ def test_a_killed_worker_is_told(nothing_left, how, where, words):
     kind, text, seconds, pids = use(how=how, where=where, seed=13)
     assert kind is RuntimeError
     assert words in text
-    # A crash comes with the Python stack unless the process died while writing it, as was seen once on a busy machine.
-    assert "in string_at" in text or how != "crash" or text.endswith("last is 3)")
     assert seconds < 5
     assert wait_until_ended(pids, 0) == []
+
+
+def test_a_crash_comes_with_the_python_stack(nothing_left):
+    """Of three crashes one has to: once in many runs, on a busy machine, the stack was missing."""
+    assert any("in string_at" in use(how="crash", where="step", seed=13)[1] for _ in range(3))
+    assert "in string_at" not in use(how="kill", where="step", seed=13)[1]
 
 
 @pytest.mark.parametrize("call", ["step", "reset", "partial", "render", "state_dict"])
