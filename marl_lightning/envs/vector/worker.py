@@ -105,7 +105,7 @@ def run_worker(
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     try:
         trace = recv_handle(connection)
-        faulthandler.enable(trace)
+        _trace_crashes(trace)
         faulthandler.register(TRACE_SIGNAL, trace, all_threads=False)
         try:
             if isinstance(factory, bytes):
@@ -114,6 +114,7 @@ def run_worker(
         except BaseException as error:
             _send_error(connection, error)
             return
+        _trace_crashes(trace)  # games may have put their own handlers in place
         try:
             send_object(connection, RESULT, instances.spec)
             _serve(connection, instances, num_envs=num_envs)
@@ -121,6 +122,14 @@ def run_worker(
             instances.close()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # nobody is left to be told
+
+
+def _trace_crashes(trace: int) -> None:
+    """Lets a crash write the Python stack to a file."""
+    # Where it counts as enabled, enabling it does not touch the signal handlers, which pygame replaces when it starts
+    # and again when it ends: a forked worker may have inherited such a state.
+    faulthandler.disable()
+    faulthandler.enable(trace)
 
 
 def _serve(connection: Connection, instances: Instances, *, num_envs: int) -> None:

@@ -136,14 +136,24 @@ class BrokenGame(DiceGame):
         where: ``"constructor"``, ``"reset"``, ``"step"``, ``"render"`` or ``"state_dict"``.
         seed: only the instance with this seed fails; any without.
         closed: a file that gets a line for every game that is closed.
+        without_handler: take the handler for crashes away.
     """
 
     made = 0
 
     def __init__(
-        self, *, how: str, where: str, count: int = 1, seed: int | None = None, closed: str | None = None
+        self,
+        *,
+        how: str,
+        where: str,
+        count: int = 1,
+        seed: int | None = None,
+        closed: str | None = None,
+        without_handler: bool = False,
     ) -> None:
         super().__init__(name="broken")
+        if without_handler:
+            signal.signal(signal.SIGSEGV, signal.SIG_DFL)
         self.how, self.where, self.count, self.chosen, self.closed = how, where, count, seed, closed
         BrokenGame.made += 1
         if where == "constructor" and BrokenGame.made == count:
