@@ -1,4 +1,4 @@
-"""Environments by name: ``"family/scenario"``, such as ``"smac/3m"`` or ``"mpe/simple_spread_v3"``.
+"""Environments by name: ``"family/scenario"``, such as ``"smac/3m"`` or ``"pettingzoo/classic/tictactoe_v3"``.
 
 A family is a set of games that are built in the same way. Its package is imported only when one of them is made.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import os
 import pkgutil
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from marl_lightning.envs.base import MultiAgentEnv, VectorEnv
 from marl_lightning.envs.validation import check_num_envs
@@ -22,18 +23,53 @@ if TYPE_CHECKING:
     from pettingzoo import ParallelEnv
 
 Factory = Callable[[], "MultiAgentEnv | ParallelEnv"]
+Vectorization = Literal["auto", "sync", "shared_memory"]
+
+_FEW_INSTANCES = 4  # with fewer, processes gain less than they cost
 
 
-@dataclass(frozen=True)
-class _Family:
-    """Arguments of :func:`register_family`; exactly one of ``make`` and ``make_vector`` is set."""
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A set of games that are built in the same way; see :func:`register_family`."""
 
+    name: str
     scenarios: Callable[[], Iterable[str]]
-    make: Callable[..., MultiAgentEnv] | None
-    make_vector: Callable[..., VectorEnv] | None
+    make: Callable[..., MultiAgentEnv] | None = None
+    make_vector: Callable[..., VectorEnv] | None = None
+    batched_scenarios: Callable[[], Iterable[str]] | None = None
+    extra: str | None = None
+    fast: bool = False
+    parameters_in_name: bool = False
+
+    def names(self) -> tuple[str, ...]:
+        """Returns the names of its environments, sorted. Raises ``ImportError`` if the package is missing."""
+        return tuple(sorted(f"{self.name}/{scenario}" for scenario in self.scenarios()))
+
+    def knows(self, scenario: str) -> bool:
+        """Whether it has this scenario."""
+        if self.parameters_in_name and scenario.endswith(")"):
+            scenario = scenario.partition("(")[0]
+        return scenario in self.scenarios()
+
+    def is_batched(self, scenario: str, backend: str | None = None) -> bool:
+        """Whether the game is made by ``make_vector``.
+
+        Args:
+            scenario: one that it has.
+            backend: ``"embedded"`` asks for our version of a game that its package has too, ``"package"`` for the
+                other one; ``None`` takes ours if there is one.
+        """
+        if self.make is None or self.make_vector is None:
+            return self.make is None
+        if backend not in (None, "embedded", "package"):
+            raise ValueError(f"backend must be 'embedded' or 'package', got {backend!r}")
+        exists = self.batched_scenarios is None or scenario in self.batched_scenarios()
+        if backend == "embedded" and not exists:
+            raise ValueError("there is no embedded version of this game: use backend='package'")
+        return exists and backend != "package"
 
 
-_FAMILIES: dict[str, _Family] = {}
+_FAMILIES: dict[str, Family] = {}
 
 
 def register_family(
@@ -42,6 +78,10 @@ def register_family(
     scenarios: Callable[[], Iterable[str]],
     make: Callable[..., MultiAgentEnv] | None = None,
     make_vector: Callable[..., VectorEnv] | None = None,
+    batched_scenarios: Callable[[], Iterable[str]] | None = None,
+    extra: str | None = None,
+    fast: bool = False,
+    parameters_in_name: bool = False,
 ) -> None:
     """Adds a family of games to the names that :func:`make_env` and :func:`make_vector_env` know.
 
@@ -51,27 +91,47 @@ def register_family(
         env = make_vector_env("mygames/easy", num_envs=8)
 
     Args:
-        name: the part of the names before the slash.
-        scenarios: returns the parts after the slash; raises ``ImportError`` if the package of the games is missing.
+        name: the part of the names before the first slash.
+        scenarios: returns the parts after it; raises ``ImportError`` if the package of the games is missing.
         make: called as ``make(scenario, **kwargs)``, for games of which an instance is made at a time.
-        make_vector: called as ``make_vector(scenario, num_envs=, seed=, **kwargs)``, for games that are batched.
+        make_vector: called as ``make_vector(scenario, num_envs=, seed=, **kwargs)``, for games that are batched. With
+            both, the games take an argument ``backend``: ``"embedded"`` means this one, ``"package"`` the other, and
+            ``None`` this one where there is a choice.
+        batched_scenarios: those that ``make_vector`` makes; by default all.
+        extra: the extra of this project that brings the package, if there is one.
+        fast: a step takes so little time that several processes would not pay.
+        parameters_in_name: scenarios may be followed by parameters in brackets.
 
     Raises:
-        ValueError: if the name has a slash or is taken, or not exactly one of the two functions is given.
+        ValueError: if the name has a slash or is taken, or neither of the two functions is given.
     """
     if "/" in name or name in _FAMILIES:
         raise ValueError(f"a family needs a new name without a slash, got {name!r}")
-    if (make is None) == (make_vector is None):
-        raise ValueError("give exactly one of make and make_vector")
-    _FAMILIES[name] = _Family(scenarios=scenarios, make=make, make_vector=make_vector)
+    if make is None and make_vector is None:
+        raise ValueError("give make, make_vector or both")
+    _FAMILIES[name] = Family(
+        name=name,
+        scenarios=scenarios,
+        make=make,
+        make_vector=make_vector,
+        batched_scenarios=batched_scenarios,
+        extra=extra,
+        fast=fast,
+        parameters_in_name=parameters_in_name,
+    )
+
+
+def registered_families() -> Mapping[str, Family]:
+    """Returns all families by name, also those whose packages are not installed."""
+    return dict(_FAMILIES)
 
 
 def registered_environments() -> tuple[str, ...]:
     """Returns the names of all environments whose packages are installed, sorted."""
-    names = []
-    for family_name, family in _FAMILIES.items():
+    names: list[str] = []
+    for family in _FAMILIES.values():
         try:
-            names += [f"{family_name}/{scenario}" for scenario in family.scenarios()]
+            names += family.names()
         except ImportError:
             continue
     return tuple(sorted(names))
@@ -92,48 +152,95 @@ def make_env(name: str | Factory, **kwargs: Any) -> MultiAgentEnv:
     if not isinstance(name, str):
         return _call_factory(name, **kwargs)
     family, scenario = _find(name)
-    if family.make is not None:
+    batched, kwargs = _choose(family, scenario, kwargs)
+    if not batched:
         return family.make(scenario, **kwargs)
     from marl_lightning.envs.single import SingleEnv
 
     return SingleEnv(env=family.make_vector(scenario, num_envs=1, seed=0, **kwargs))
 
 
-def make_vector_env(name: str | Factory, num_envs: int, seed: int = 0, **kwargs: Any) -> VectorEnv:
-    """Makes a vector environment; arguments and errors as for :func:`make_env`.
+def make_vector_env(
+    name: str | Factory,
+    num_envs: int,
+    seed: int = 0,
+    *,
+    vectorization: Vectorization = "auto",
+    num_workers: int | None = None,
+    **kwargs: Any,
+) -> VectorEnv:
+    """Makes a vector environment; errors as for :func:`make_env`.
 
-    Its ``recipe`` is ``{"name": name, "kwargs": kwargs}``, and ``None`` if ``name`` is a function.
+    Its ``recipe`` holds the name and the arguments that make it again; it is ``None`` if ``name`` is a function.
 
     Args:
         name: see :func:`make_env`. A function is called once for every instance.
         num_envs: number of instances.
         seed: instance ``i`` is seeded with ``seed + i``.
+        vectorization: how instances of a game that is not batched are stepped: ``"sync"`` in a loop,
+            ``"shared_memory"`` in several processes, ``"auto"`` in processes if the game is slow, there are at least 4
+            instances and more than one core, and it comes by name. Both give the same results.
+        num_workers: processes for ``"shared_memory"``; by default one for every core that this process may use.
         **kwargs: see :func:`make_env`.
 
     Raises:
-        ValueError: also if ``num_envs`` is less than 1.
+        ValueError: also if ``num_envs`` is less than 1, or a vectorization is asked of a batched game.
     """
     check_num_envs(num_envs)
-    from marl_lightning.envs.vector.sync import SyncVectorEnv
-
+    if vectorization not in get_args(Vectorization):
+        raise ValueError(f"vectorization must be one of {get_args(Vectorization)}, got {vectorization!r}")
     if not isinstance(name, str):
-        return SyncVectorEnv(factory=partial(_call_factory, name, **kwargs), num_envs=num_envs, seed=seed)
-    family, scenario = _find(name)
-    if family.make_vector is not None:
-        env = family.make_vector(scenario, num_envs=num_envs, seed=seed, **kwargs)
+        factory, batched, fast = partial(_call_factory, name, **kwargs), False, True
     else:
-        env = SyncVectorEnv(factory=partial(family.make, scenario, **kwargs), num_envs=num_envs, seed=seed)
-    env.recipe = {"name": name, "kwargs": dict(kwargs)}
+        family, scenario = _find(name)
+        batched, arguments = _choose(family, scenario, kwargs)
+        fast = family.fast
+        if not batched:
+            factory = partial(family.make, scenario, **arguments)
+    if batched:
+        if vectorization != "auto" or num_workers is not None:
+            raise ValueError(f"{name} steps all instances at once: leave out vectorization and num_workers")
+        env = family.make_vector(scenario, num_envs=num_envs, seed=seed, **arguments)
+    elif _use_processes(vectorization, num_envs=num_envs, fast=fast):
+        from marl_lightning.envs.vector.shared_memory import SharedMemoryVectorEnv
+
+        env = SharedMemoryVectorEnv(factory=factory, num_envs=num_envs, seed=seed, num_workers=num_workers)
+    else:
+        from marl_lightning.envs.vector.sync import SyncVectorEnv
+
+        if num_workers is not None and vectorization == "sync":
+            raise ValueError(f'num_workers={num_workers} needs vectorization="shared_memory"')
+        env = SyncVectorEnv(factory=factory, num_envs=num_envs, seed=seed)
+    if isinstance(name, str):
+        env.recipe = {"name": name, "kwargs": dict(kwargs)}
+        if vectorization != "auto":
+            env.recipe["kwargs"]["vectorization"] = vectorization
     return env
 
 
-def _find(name: str) -> tuple[_Family, str]:
+def _choose(family: Family, scenario: str, kwargs: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
+    """Returns whether the batched version of a game is meant, and the arguments for its maker."""
+    arguments = dict(kwargs)
+    has_both = family.make is not None and family.make_vector is not None
+    backend = arguments.pop("backend", None) if has_both else None
+    return family.is_batched(scenario, backend), arguments
+
+
+def _use_processes(vectorization: Vectorization, *, num_envs: int, fast: bool) -> bool:
+    if vectorization != "auto":
+        return vectorization == "shared_memory"
+    from marl_lightning.envs.vector.shared_memory import usable_cores
+
+    return not fast and num_envs >= _FEW_INSTANCES and usable_cores() > 1 and os.name == "posix"
+
+
+def _find(name: str) -> tuple[Family, str]:
     """Returns the family and the scenario of a name."""
     family_name, _, scenario = name.partition("/")
     family = _FAMILIES.get(family_name)
-    if family is not None and scenario in family.scenarios():
+    if family is not None and family.knows(scenario):
         return family, scenario
-    known = registered_environments() if family is None else [f"{family_name}/{each}" for each in family.scenarios()]
+    known = registered_environments() if family is None else family.names()
     nearest = difflib.get_close_matches(name, known, n=3)
     hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
     raise ValueError(f"unknown environment {name!r} (families: {', '.join(sorted(_FAMILIES))}){hint}")
@@ -150,10 +257,20 @@ def _call_factory(factory: Factory, **kwargs: Any) -> MultiAgentEnv:
     return PettingZooAdapter(factory=lambda: env)
 
 
+def _lazy(path: str) -> Callable[..., Any]:
+    """Returns a function that imports ``"module:function"`` when it is called. It can be pickled."""
+    return partial(_call_lazily, f"marl_lightning.envs.{path}")
+
+
+def _call_lazily(path: str, *args: Any, **kwargs: Any) -> Any:
+    module, _, function = path.partition(":")
+    return getattr(importlib.import_module(module), function)(*args, **kwargs)
+
+
 def _smac_scenarios() -> Iterable[str]:
     from marl_lightning.envs.native.smac.scenarios import SCENARIOS
 
-    return tuple(SCENARIOS)
+    return SCENARIOS
 
 
 def _make_smac(scenario: str, **kwargs: Any) -> VectorEnv:
@@ -177,24 +294,28 @@ def _make_matrix(scenario: str, **kwargs: Any) -> VectorEnv:
 def _mpe_scenarios() -> Iterable[str]:
     from marl_lightning.envs.native.mpe.scenarios import SCENARIOS
 
+    return SCENARIOS
+
+
+def _all_mpe_scenarios() -> Iterable[str]:
+    """The package has more games than we do."""
     package = importlib.util.find_spec("mpe2")
     modules = pkgutil.iter_modules(package.submodule_search_locations) if package else ()
-    return sorted({*SCENARIOS, *(module.name for module in modules if re.search(r"_v\d+$", module.name))})
+    return {*_mpe_scenarios(), *(module.name for module in modules if re.search(r"_v\d+$", module.name))}
 
 
-def _make_mpe(scenario: str, *, num_envs: int, seed: int, backend: str | None = None, **kwargs: Any) -> VectorEnv:
-    from marl_lightning.envs.native.mpe import SCENARIOS, MPEVectorEnv
+def _make_mpe(scenario: str, **kwargs: Any) -> VectorEnv:
+    from marl_lightning.envs.native.mpe import MPEVectorEnv
 
-    if _is_native(backend, scenario in SCENARIOS):
-        return MPEVectorEnv(scenario=scenario, num_envs=num_envs, seed=seed, **kwargs)
-    if importlib.util.find_spec("mpe2") is None:
-        raise ImportError('backend="package" needs the package mpe2: pip install "marl-lightning[mpe]"')
+    return MPEVectorEnv(scenario=scenario, **kwargs)
+
+
+def _make_package_mpe(scenario: str, **kwargs: Any) -> MultiAgentEnv:
+    from marl_lightning.envs.adapters.packages import require
     from marl_lightning.envs.adapters.pettingzoo import PettingZooAdapter
-    from marl_lightning.envs.vector.sync import SyncVectorEnv
 
-    game = partial(importlib.import_module(f"mpe2.{scenario}").parallel_env, **kwargs)
-    factory = partial(PettingZooAdapter, factory=game, name=f"mpe/{scenario}")
-    return SyncVectorEnv(factory=factory, num_envs=num_envs, seed=seed)
+    game = partial(require(f"mpe2.{scenario}", extra="mpe").parallel_env, **kwargs)
+    return PettingZooAdapter(factory=game, name=f"mpe/{scenario}")
 
 
 def _lbf_scenarios() -> Iterable[str]:
@@ -203,30 +324,22 @@ def _lbf_scenarios() -> Iterable[str]:
     return SCENARIOS
 
 
-def _make_lbf(scenario: str, *, num_envs: int, seed: int, backend: str | None = None, **kwargs: Any) -> VectorEnv:
-    if _is_native(backend, True):
-        from marl_lightning.envs.native.lbf.env import LBFVectorEnv
+def _make_lbf(scenario: str, **kwargs: Any) -> VectorEnv:
+    from marl_lightning.envs.native.lbf.env import LBFVectorEnv
 
-        return LBFVectorEnv(scenario=scenario, num_envs=num_envs, seed=seed, **kwargs)
+    return LBFVectorEnv(scenario=scenario, **kwargs)
+
+
+def _make_package_lbf(scenario: str, **kwargs: Any) -> MultiAgentEnv:
     from marl_lightning.envs.adapters.lbf import LBFAdapter
-    from marl_lightning.envs.vector.sync import SyncVectorEnv
 
-    return SyncVectorEnv(factory=partial(LBFAdapter, scenario=scenario, **kwargs), num_envs=num_envs, seed=seed)
-
-
-def _is_native(backend: str | None, exists: bool) -> bool:
-    """Whether to take our version of a game; ``None`` takes it if there is one."""
-    if backend not in (None, "embedded", "package"):
-        raise ValueError(f"backend must be 'embedded' or 'package', got {backend!r}")
-    if backend == "embedded" and not exists:
-        raise ValueError("there is no embedded version of this game: use backend='package'")
-    return exists and backend != "package"
+    return LBFAdapter(scenario=scenario, **kwargs)
 
 
 def _gymnasium_scenarios() -> Iterable[str]:
     import gymnasium
 
-    return tuple(gymnasium.registry)
+    return gymnasium.registry
 
 
 def _make_gymnasium(scenario: str, **kwargs: Any) -> MultiAgentEnv:
@@ -235,8 +348,33 @@ def _make_gymnasium(scenario: str, **kwargs: Any) -> MultiAgentEnv:
     return GymnasiumAdapter(env_id=scenario, **kwargs)
 
 
+def _register_adapter(name: str, *, module: str | None = None, suffix: str = "", **facts: Any) -> None:
+    """Adds the family of an adapter module that has the functions ``scenarios`` and ``make``."""
+    module = f"adapters.{module or name}"
+    scenarios, make = _lazy(f"{module}:scenarios{suffix}"), _lazy(f"{module}:make{suffix}")
+    register_family(name, scenarios=scenarios, make=make, **facts)
+
+
 register_family("smac", scenarios=_smac_scenarios, make_vector=_make_smac)
 register_family("matrix", scenarios=_matrix_scenarios, make_vector=_make_matrix)
-register_family("mpe", scenarios=_mpe_scenarios, make_vector=_make_mpe)
-register_family("lbf", scenarios=_lbf_scenarios, make_vector=_make_lbf)
-register_family("gymnasium", scenarios=_gymnasium_scenarios, make=_make_gymnasium)
+register_family(
+    "mpe",
+    scenarios=_all_mpe_scenarios,
+    make=_make_package_mpe,
+    make_vector=_make_mpe,
+    batched_scenarios=_mpe_scenarios,
+    extra="mpe",
+)
+register_family("lbf", scenarios=_lbf_scenarios, make=_make_package_lbf, make_vector=_make_lbf, extra="lbf")
+register_family("gymnasium", scenarios=_gymnasium_scenarios, make=_make_gymnasium, fast=True)
+_register_adapter("pettingzoo", module="pettingzoo_games", extra="sisl, butterfly or classic")
+_register_adapter("openspiel", extra="openspiel", fast=True, parameters_in_name=True)
+_register_adapter("mamujoco", extra="mamujoco")
+_register_adapter("magent2", extra="magent2")
+_register_adapter("lle", extra="lle")
+_register_adapter("smaclite")
+_register_adapter("starcraft2")
+_register_adapter("smacv2", module="starcraft2", suffix="_v2")
+register_family(
+    "vmas", scenarios=_lazy("adapters.vmas:scenarios"), make_vector=_lazy("adapters.vmas:make_vector"), extra="vmas"
+)

@@ -29,11 +29,14 @@ class Instances:
         ValueError: if the specs of the instances differ. The instances are closed then, as after other errors.
     """
 
-    def __init__(self, *, factory: Callable[[], MultiAgentEnv], indices: range, num_envs: int) -> None:
+    def __init__(
+        self, *, factory: Callable[[], MultiAgentEnv], indices: range, num_envs: int, autoreset: bool = True
+    ) -> None:
         self.progress = np.zeros(1, np.int64)
         self.spec = None
         self._indices = indices
         self._num_envs = num_envs
+        self._autoreset = autoreset
         self._envs: list[MultiAgentEnv] = []
         self._arrays: VectorStep[np.ndarray] | None = None
         try:
@@ -65,12 +68,20 @@ class Instances:
                     self.progress[0] = index
                     observations = env.reset(seed=None if seed is None else seed + index)
                     write_observations(self._arrays.observations, index, observations)
+                    self._arrays.terminated[index] = self._arrays.truncated[index] = False
 
     def step(self, actions: Mapping[str, np.ndarray]) -> None:
-        """Makes a step in every instance and resets those that ended; see :meth:`VectorEnv.step`."""
+        """Makes a step in every instance and resets those that ended; see :meth:`VectorEnv.step`.
+
+        Without autoreset, instances that have ended stand still.
+        """
         arrays = self._arrays
         with self._naming():
             for index, env in self._indexed():
+                if not self._autoreset and (arrays.terminated[index] or arrays.truncated[index]):
+                    for reward in arrays.reward.values():
+                        reward[index] = 0.0
+                    continue
                 self.progress[0] = index
                 step = env.step({name: action[index] for name, action in actions.items()})
                 for name, reward in step.reward.items():
@@ -82,7 +93,8 @@ class Instances:
                 observations = step.observations
                 if step.terminated or step.truncated:
                     write_observations(arrays.final, index, observations)
-                    observations = env.reset()
+                    if self._autoreset:
+                        observations = env.reset()
                 write_observations(arrays.observations, index, observations)
 
     def render(self, index: int) -> np.ndarray:

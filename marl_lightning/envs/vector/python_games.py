@@ -28,15 +28,26 @@ class PythonVectorEnv(VectorEnv):
         num_envs: number of instances.
         seed: instance ``i`` is seeded with ``seed + i`` at the first reset.
         arrays: memory ``[E, ...]`` that the instances write into.
+        autoreset: whether instances that ended are reset in the same step. Otherwise they stand still until they are
+            reset: their observations, flags and info stay as they are, and their reward is 0. Training needs it.
     """
 
-    def __init__(self, *, spec: EnvSpec, num_envs: int, seed: int, arrays: VectorStep[np.ndarray]) -> None:
+    def __init__(
+        self, *, spec: EnvSpec, num_envs: int, seed: int, arrays: VectorStep[np.ndarray], autoreset: bool
+    ) -> None:
         self.spec = spec
         self.num_envs = num_envs
         self.seed = seed
         self._arrays = arrays
         self._tensors = as_tensors(arrays)
         self._started = False
+        self._autoreset = autoreset
+
+    @property
+    def running(self) -> Tensor:
+        """``[E]`` bool, the instances that the next step will step; all of them with autoreset."""
+        ended = self._tensors.terminated | self._tensors.truncated
+        return torch.ones_like(ended) if self._autoreset else ~ended
 
     @abstractmethod
     def _reset_instances(self, *, seed: int | None, mask: np.ndarray | None) -> None:
@@ -84,6 +95,9 @@ class PythonVectorEnv(VectorEnv):
             "started": self._started,
             "envs": states,
             "observations": {field.name: getattr(observations, field.name) for field in fields(observations)},
+            "terminated": self._tensors.terminated.clone(),
+            "truncated": self._tensors.truncated.clone(),
+            "info": {key: value.clone() for key, value in self._tensors.info.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Observations[Tensor]:
@@ -94,9 +108,15 @@ class PythonVectorEnv(VectorEnv):
             raise ValueError(f"the state holds {len(state['envs'])} instances, this environment {self.num_envs}")
         self._load_instances(state["envs"])
         write_observations(self._arrays.observations, slice(None), Observations(**state["observations"]))
+        for flag in ("terminated", "truncated"):
+            getattr(self._arrays, flag)[:] = state[flag]
+        for key, value in state["info"].items():
+            self._arrays.info[key][:] = value
         self.seed, self._started = state["seed"], state["started"]
         return self._tensors.observations
 
     def _check_started(self) -> None:
         if not self._started:
             raise RuntimeError("call reset before step")
+        if not self._autoreset and not self.running.any():
+            raise RuntimeError("all instances have ended: call reset before step")

@@ -61,6 +61,7 @@ class SharedMemoryVectorEnv(PythonVectorEnv):
         context: how processes are started. ``"fork"`` is the fastest, but copies whatever this process holds and may
             deadlock if it runs threads.
         timeout: seconds within which workers must start with all their instances, and answer every call.
+        autoreset: see :class:`PythonVectorEnv`.
 
     Raises:
         ValueError: if ``num_envs`` or ``num_workers`` is less than 1, ``timeout`` is not positive, or the specs of the
@@ -77,6 +78,7 @@ class SharedMemoryVectorEnv(PythonVectorEnv):
         num_workers: int | None = None,
         context: Literal["spawn", "fork", "forkserver"] = "spawn",
         timeout: float = 60.0,
+        autoreset: bool = True,
     ) -> None:
         check_num_envs(num_envs)
         if num_workers is not None and num_workers < 1:
@@ -84,7 +86,7 @@ class SharedMemoryVectorEnv(PythonVectorEnv):
         if timeout <= 0:
             raise ValueError(f"timeout must be positive, got {timeout}")
         self._factory = factory
-        self._settings = {"num_workers": num_workers, "context": context, "timeout": timeout}
+        self._settings = {"num_workers": num_workers, "context": context, "timeout": timeout, "autoreset": autoreset}
         self._timeout = timeout
         self._workers: list[_Worker] = []
         self._by_channel: dict[int, _Worker] = {}
@@ -93,13 +95,13 @@ class SharedMemoryVectorEnv(PythonVectorEnv):
         self._finalizer = weakref.finalize(self, _stop_workers, self._workers, os.getpid())
         self.num_envs = num_envs
         try:
-            self._start_workers(min(num_workers or _usable_cores(), num_envs), context)
+            self._start_workers(min(num_workers or usable_cores(), num_envs), context, autoreset=autoreset)
             specs = list(self._wait().values())
             for worker, spec in zip(self._workers, specs, strict=True):
                 check_equal_specs(specs[0], spec, first=0, second=worker.indices.start)
             self.spec = specs[0]
             self._block = self._share_block()
-            super().__init__(spec=self.spec, num_envs=num_envs, seed=seed, arrays=self._block.step)
+            super().__init__(spec=self.spec, num_envs=num_envs, seed=seed, arrays=self._block.step, autoreset=autoreset)
         except BaseException:
             self.close()
             raise
@@ -183,7 +185,7 @@ class SharedMemoryVectorEnv(PythonVectorEnv):
 
     # ---------------------------------------------------------------------------------------------------- processes
 
-    def _start_workers(self, num_workers: int, method: str) -> None:
+    def _start_workers(self, num_workers: int, method: str, *, autoreset: bool) -> None:
         context = multiprocessing.get_context(method)
         forked = method == "fork"
         factory = self._factory if forked else cloudpickle.dumps(self._factory)
@@ -194,7 +196,7 @@ class SharedMemoryVectorEnv(PythonVectorEnv):
                 inherited = [ours, *(worker.connection for worker in self._workers)] if forked else []
                 process = context.Process(
                     target=protocol.run_worker,
-                    args=(theirs, factory, indices, self.num_envs, inherited),
+                    args=(theirs, factory, indices, self.num_envs, autoreset, inherited),
                     name=f"environments-{indices.start}-{indices.stop - 1}",
                     daemon=True,
                 )
@@ -384,7 +386,8 @@ def _stop_workers(workers: list[_Worker], owner: int) -> None:
         workers.clear()
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
+    """Returns the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -25,6 +25,7 @@ class SyncVectorEnv(PythonVectorEnv):
         factory: returns a new instance at every call. All instances must have equal specs.
         num_envs: number of instances.
         seed: instance ``i`` is seeded with ``seed + i`` at the first reset.
+        autoreset: see :class:`PythonVectorEnv`.
 
     Raises:
         ValueError: if ``num_envs`` is less than 1 or the specs of the instances differ.
@@ -32,12 +33,15 @@ class SyncVectorEnv(PythonVectorEnv):
     Errors that an instance raises keep their type and get a note with the index of the instance.
     """
 
-    def __init__(self, *, factory: Callable[[], MultiAgentEnv], num_envs: int, seed: int) -> None:
+    def __init__(
+        self, *, factory: Callable[[], MultiAgentEnv], num_envs: int, seed: int, autoreset: bool = True
+    ) -> None:
         check_num_envs(num_envs)
         self._factory = factory
-        self._envs = Instances(factory=factory, indices=range(num_envs), num_envs=num_envs)
+        self._envs = Instances(factory=factory, indices=range(num_envs), num_envs=num_envs, autoreset=autoreset)
         spec = self._envs.spec
-        super().__init__(spec=spec, num_envs=num_envs, seed=seed, arrays=allocate_step(spec, num_envs))
+        arrays = allocate_step(spec, num_envs)
+        super().__init__(spec=spec, num_envs=num_envs, seed=seed, arrays=arrays, autoreset=autoreset)
         self._envs.attach(self._arrays)
 
     def step(self, actions: Mapping[str, Tensor]) -> VectorStep[Tensor]:
@@ -48,7 +52,7 @@ class SyncVectorEnv(PythonVectorEnv):
 
     def replicate(self, *, num_envs: int, seed: int) -> SyncVectorEnv:
         """See :meth:`VectorEnv.replicate`."""
-        other = SyncVectorEnv(factory=self._factory, num_envs=num_envs, seed=seed)
+        other = SyncVectorEnv(factory=self._factory, num_envs=num_envs, seed=seed, autoreset=self._autoreset)
         other.recipe = self.recipe
         return other
 

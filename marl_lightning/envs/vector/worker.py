@@ -87,6 +87,7 @@ def run_worker(
     factory: Callable[[], MultiAgentEnv] | bytes,
     indices: range,
     num_envs: int,
+    autoreset: bool,
     inherited: Sequence[Connection],
 ) -> None:
     """Serves some of the instances of a vector environment until the parent closes the connection or dies.
@@ -96,6 +97,7 @@ def run_worker(
         factory: makes an instance, or a pickle of such a function.
         indices: the instances of this worker.
         num_envs: number of instances of all workers.
+        autoreset: whether instances that ended are reset.
         inherited: connections of the parent that a forked worker must not keep open.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes; the parent decides what it means
@@ -110,7 +112,7 @@ def run_worker(
         try:
             if isinstance(factory, bytes):
                 factory = cloudpickle.loads(factory)
-            instances = Instances(factory=factory, indices=indices, num_envs=num_envs)
+            instances = Instances(factory=factory, indices=indices, num_envs=num_envs, autoreset=autoreset)
         except BaseException as error:
             _send_error(connection, error)
             return
