@@ -1,0 +1,404 @@
+"""Which stored env steps a learner sees: bookkeeping of a ring of records in streams, and ways to draw from it.
+
+A *record* is one env step of one instance, kept in a slot of a ring that overwrites its oldest records. A *stream* is a
+sequence of records that followed each other: the steps of one instance, over all its episodes, or an imagined
+continuation of them. Neighbours are found by stream and never by slot, so that a window can span several collections
+and never joins what did not follow on each other.
+
+Nothing here looks at the data itself. All work is done on whole arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+NONE = -1
+"""No slot, no stream."""
+
+
+class StreamIndex:
+    """A ring of ``capacity`` records, each in a stream.
+
+    Records of a stream are numbered 0, 1, 2, ... in the order of their insertion. Since the ring drops the oldest
+    record first, those that are left of a stream are always consecutive.
+
+    Args:
+        capacity: number of records, exactly.
+
+    Attributes:
+        size: number of records that are stored.
+        stream: ``[capacity]`` the stream of each slot, ``NONE`` if it is empty.
+        seq: ``[capacity]`` its number in the stream.
+        start: ``[capacity]`` number, in the stream, of the last record at or before it that started an episode;
+            ``NONE`` if there is none.
+        stop: ``[capacity]`` of records that start an episode, the number of its last record; ``NONE`` while it goes on.
+        following: ``[capacity]`` the slot of the next record of the stream, ``NONE`` if there is none yet.
+        preceding: ``[capacity]`` the slot of the record before; meaningful only if that is still stored.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity must be at least 1, got {capacity}")
+        self.capacity = capacity
+        self.size = 0
+        self.stream = np.full(capacity, NONE, np.int64)
+        self.seq = np.full(capacity, NONE, np.int64)
+        self.start = np.full(capacity, NONE, np.int64)
+        self.stop = np.full(capacity, NONE, np.int64)
+        self.following = np.full(capacity, NONE, np.int64)
+        self.preceding = np.full(capacity, NONE, np.int64)
+        self._position = 0
+        # Of every stream ever seen: its first and last stored numbers, last slot, and the start of its episode.
+        self._first = np.zeros(0, np.int64)
+        self._count = np.zeros(0, np.int64)
+        self._last_slot = np.zeros(0, np.int64)
+        self._episode = np.zeros(0, np.int64)
+        self._episode_slot = np.zeros(0, np.int64)
+        self._closed = np.zeros(0, np.bool_)
+
+    def open(self, count: int) -> np.ndarray:
+        """Returns the numbers of ``count`` new streams."""
+        streams = np.arange(len(self._count), len(self._count) + count)
+        self._first = np.append(self._first, np.zeros(count, np.int64))
+        self._count = np.append(self._count, np.zeros(count, np.int64))
+        for name in ("_last_slot", "_episode", "_episode_slot"):
+            setattr(self, name, np.append(getattr(self, name), np.full(count, NONE, np.int64)))
+        self._closed = np.append(self._closed, np.zeros(count, np.bool_))
+        return streams
+
+    def close(self, streams: np.ndarray) -> None:
+        """Says that nothing will be added to these streams."""
+        self._closed[streams] = True
+
+    def insert(self, streams: np.ndarray, is_first: np.ndarray, done: np.ndarray) -> np.ndarray:
+        """Adds one record after another to each of several streams.
+
+        Args:
+            streams: ``[N]`` different open streams.
+            is_first: ``[T, N]`` bool, the record starts an episode.
+            done: ``[T, N]`` bool, the record ends one.
+
+        Returns:
+            ``[T, N]`` the slots to store the records in. Of more records than fit, the oldest get ``NONE``.
+
+        Raises:
+            ValueError: if a stream is unknown, closed or given twice.
+        """
+        streams = np.asarray(streams)
+        if len(np.unique(streams)) != len(streams):
+            raise ValueError(f"streams must differ, got {streams.tolist()}")
+        if not ((streams >= 0) & (streams < len(self._count))).all() or self._closed[streams].any():
+            raise ValueError(f"streams must be open, got {streams.tolist()}")
+        slots = np.empty(is_first.shape, np.int64)
+        for t in range(len(is_first)):
+            # Chunks no longer than the ring, so that a chunk never overwrites itself.
+            for begin in range(0, len(streams), self.capacity):
+                part = slice(begin, begin + self.capacity)
+                slots[t, part] = self._insert_row(streams[part], is_first[t, part], done[t, part])
+        total = slots.size
+        if total > self.capacity:
+            slots.ravel()[: total - self.capacity] = NONE
+        return slots
+
+    def _insert_row(self, streams: np.ndarray, is_first: np.ndarray, done: np.ndarray) -> np.ndarray:
+        slots = (self._position + np.arange(len(streams))) % self.capacity
+        self._drop(slots)
+        seq, before = self._count[streams], self._last_slot[streams]
+        self.stream[slots], self.seq[slots] = streams, seq
+        self.following[slots] = NONE
+        self.preceding[slots] = before
+        alive = before != NONE
+        # The slot of the record before may have been given away in this very row.
+        alive &= (self.stream[before] == streams) & (self.seq[before] == seq - 1)
+        self.following[before[alive]] = slots[alive]
+        self._episode[streams[is_first]] = seq[is_first]
+        self._episode_slot[streams[is_first]] = slots[is_first]
+        self.start[slots] = self._episode[streams]
+        self.stop[slots] = NONE
+        self._stop_episodes(streams[done], seq[done])
+        self._last_slot[streams] = slots
+        self._count[streams] = seq + 1
+        self._position = (self._position + len(streams)) % self.capacity
+        self.size = min(self.size + len(streams), self.capacity)
+        return slots
+
+    def _drop(self, slots: np.ndarray) -> None:
+        old = slots[self.stream[slots] != NONE]
+        # In one row, a stream may lose several records: the highest number counts.
+        np.maximum.at(self._first, self.stream[old], self.seq[old] + 1)
+        self.stream[old] = NONE
+
+    def _stop_episodes(self, streams: np.ndarray, seq: np.ndarray) -> None:
+        slots = self._episode_slot[streams]
+        known = (slots != NONE) & (self.stream[slots] == streams) & (self.seq[slots] == self._episode[streams])
+        self.stop[slots[known]] = seq[known]
+
+    # Distances of all slots; those of empty ones mean nothing --------------------------------------------------------
+
+    def left(self, slots: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Returns how many stored records of the stream come before."""
+        return self.seq[slots] - self._first[self.stream[slots]]
+
+    def right(self, slots: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Returns how many records of the stream come after."""
+        return self._count[self.stream[slots]] - 1 - self.seq[slots]
+
+    def knows_start(self, slots: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Returns whether the record at or before it that started its episode is stored."""
+        start = self.start[slots]
+        return (start != NONE) & (start >= self._first[self.stream[slots]])
+
+    def is_closed(self, slots: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Returns whether nothing will be added to the stream."""
+        return self._closed[self.stream[slots]]
+
+    def window(self, starts: np.ndarray, *, before: int, after: int) -> np.ndarray:
+        """Returns the slots from ``before`` records before each of ``starts`` ``[N]`` to ``after - 1`` after them.
+
+        Returns:
+            ``[before + after, N]``, ``NONE`` beyond the ends of what is stored of the stream.
+        """
+        slots = np.full((before + after, len(starts)), NONE, np.int64)
+        slots[before] = starts
+        left = self.left(starts)
+        for i in range(1, before + 1):
+            found = left >= i
+            slots[before - i, found] = self.preceding[slots[before - i + 1, found]]
+        for i in range(before + 1, before + after):
+            found = slots[i - 1] != NONE
+            slots[i, found] = self.following[slots[i - 1, found]]
+        return slots
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns everything as arrays and numbers."""
+        return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in vars(self).items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores :meth:`state_dict`. Raises ``ValueError`` if the capacity differs."""
+        if state["capacity"] != self.capacity:
+            raise ValueError(f"the saved replay holds {state['capacity']} records, this one {self.capacity}")
+        for name, value in state.items():
+            setattr(self, name, value.copy() if isinstance(value, np.ndarray) else value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """Sequences to learn from.
+
+    Attributes:
+        slots: ``[B + L, N]``, time-major; ``NONE`` is padding.
+        mask: ``[B + L, N]`` bool, the steps whose loss counts.
+        starts: ``[N]`` the slots that were drawn: of the first step that counts.
+        weight: ``[N]`` float32 importance weights, 1 if drawn uniformly.
+    """
+
+    slots: np.ndarray
+    mask: np.ndarray
+    starts: np.ndarray
+    weight: np.ndarray
+
+
+class Windows(Protocol):
+    """What is drawn: where a window may start, and which records it consists of."""
+
+    def eligible(self, index: StreamIndex, slots: np.ndarray) -> np.ndarray:
+        """Returns ``[N]`` bool, whether a window may start at each of the slots, which hold records."""
+
+    def __call__(self, index: StreamIndex, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns ``slots`` and ``mask`` of a :class:`Draw`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceWindows:
+    """Sequences of ``length`` steps that followed each other, behind up to ``burn_in`` steps that rebuild memory.
+
+    A window may start where ``length`` steps are stored from there on, and either ``burn_in`` steps before it are, or
+    the start of its episode is; then what is missing on the left is padding. So no step in the middle of an episode is
+    ever taken for its start. Episodes may end inside a window. Single transitions are sequences of length 1.
+
+    Args:
+        length: steps whose loss counts, ``L``.
+        burn_in: steps before them, ``B``.
+        allow_short: closed streams of fewer than ``length`` steps are drawn too, whole, with padding on the right.
+    """
+
+    length: int = 1
+    burn_in: int = 0
+    allow_short: bool = False
+
+    def __post_init__(self) -> None:
+        if self.length < 1 or self.burn_in < 0:
+            raise ValueError(f"need length >= 1 and burn_in >= 0, got {self.length} and {self.burn_in}")
+
+    def eligible(self, index: StreamIndex, slots: np.ndarray) -> np.ndarray:
+        """See :class:`Windows`."""
+        left, right = index.left(slots), index.right(slots)
+        long_enough = right >= self.length - 1
+        if self.allow_short:
+            long_enough |= index.is_closed(slots) & (index.seq[slots] == 0)
+        return long_enough & ((left >= self.burn_in) | index.knows_start(slots))
+
+    def __call__(self, index: StreamIndex, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See :class:`Windows`."""
+        slots = index.window(starts, before=self.burn_in, after=self.length)
+        mask = slots != NONE
+        mask[: self.burn_in] = False
+        return slots, mask
+
+
+@dataclass(frozen=True)
+class EpisodeWindows:
+    """Whole episodes that are stored from their first to their last step, padded on the right to the longest drawn."""
+
+    def eligible(self, index: StreamIndex, slots: np.ndarray) -> np.ndarray:
+        """See :class:`Windows`."""
+        return (index.start[slots] == index.seq[slots]) & (index.stop[slots] != NONE)
+
+    def __call__(self, index: StreamIndex, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See :class:`Windows`."""
+        lengths = index.stop[starts] - index.seq[starts] + 1
+        slots = index.window(starts, before=0, after=int(lengths.max()))
+        slots[np.arange(len(slots))[:, None] >= lengths] = NONE  # the next episode of the stream
+        return slots, slots != NONE
+
+
+class Priorities:
+    """Priorities of windows, by the slot of their start (Schaul et al. 2016, proportional variant).
+
+    New records get the largest priority so far, so that everything is seen once.
+
+    Args:
+        capacity: of the ring.
+        alpha: exponent of the priorities; 0 draws uniformly.
+        beta: exponent of the importance weights; 1 corrects fully. May be set anew at any time.
+        eta: of a sequence, the priority is ``eta * max |error| + (1 - eta) * mean |error|`` over the steps that count
+            (Kapturowski et al. 2019, section 2.3).
+        epsilon: added to the errors, so that nothing is forgotten.
+    """
+
+    def __init__(
+        self, *, capacity: int, alpha: float = 0.6, beta: float = 0.4, eta: float = 0.9, epsilon: float = 1e-6
+    ) -> None:
+        self.alpha, self.beta, self.eta, self.epsilon = alpha, beta, eta, epsilon
+        self.value = np.zeros(capacity, np.float32)
+        self.largest = 1.0
+
+    def insert(self, slots: np.ndarray) -> None:
+        """Gives new records the largest priority."""
+        self.value[slots] = self.largest
+
+    def draw(self, size: int, count: int, generator: torch.Generator) -> np.ndarray:
+        """Returns ``count`` of the first ``size`` slots, each with a probability proportional to its priority."""
+        total = np.cumsum(self.value[:size], dtype=np.float64)
+        points = torch.rand(count, dtype=torch.float64, generator=generator).numpy() * total[-1]
+        return np.minimum(np.searchsorted(total, points, side="right"), size - 1)
+
+    def weights(self, slots: np.ndarray) -> np.ndarray:
+        """Returns the importance weights of slots that were drawn, at most 1.
+
+        They are ``(N P)^-beta`` up to a factor that cancels, since they are divided by the largest of them.
+        """
+        weight = self.value[slots].astype(np.float64) ** -self.beta
+        return (weight / weight.max()).astype(np.float32)
+
+    def update(self, slots: np.ndarray, error: np.ndarray, mask: np.ndarray) -> None:
+        """Sets the priorities of windows from the errors of their steps.
+
+        Args:
+            slots: ``[N]`` of the starts.
+            error: ``[T, N]``, of any sign.
+            mask: ``[T, N]`` bool, the steps that count.
+        """
+        error = np.where(mask, np.abs(error), 0.0)
+        mean = error.sum(0) / np.maximum(mask.sum(0), 1)
+        mixed = self.eta * error.max(0) + (1 - self.eta) * mean
+        self.value[slots] = (mixed + self.epsilon) ** self.alpha
+        self.largest = max(self.largest, float(self.value[slots].max()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what changes while learning."""
+        return {"value": self.value.copy(), "largest": self.largest}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores :meth:`state_dict`."""
+        self.value[:] = state["value"]
+        self.largest = state["largest"]
+
+
+class Sampler:
+    """Draws windows with replacement, uniformly over all places where one may start or by priority.
+
+    Args:
+        index: the ring.
+        windows: what is drawn.
+        generator: the only source of randomness, on the CPU.
+        priorities: draw by these, which are kept up to date by :meth:`insert` and :meth:`Priorities.update`.
+    """
+
+    _ATTEMPTS = 4
+
+    def __init__(
+        self,
+        *,
+        index: StreamIndex,
+        windows: Windows,
+        generator: torch.Generator,
+        priorities: Priorities | None = None,
+    ) -> None:
+        self.index = index
+        self.windows = windows
+        self.generator = generator
+        self.priorities = priorities
+
+    def insert(self, slots: np.ndarray) -> None:
+        """Tells of records that were inserted into the index."""
+        if self.priorities is not None:
+            self.priorities.insert(slots[slots != NONE])
+
+    def all_eligible(self) -> np.ndarray:
+        """Returns the slots of all places where a window may start, in order."""
+        slots = np.arange(self.index.size)
+        return slots[self.windows.eligible(self.index, slots)]
+
+    def sample(self, count: int) -> Draw | None:
+        """Returns ``count`` windows, or ``None`` if there is no place where one may start."""
+        starts = self._starts(count)
+        if starts is None:
+            return None
+        slots, mask = self.windows(self.index, starts)
+        weight = np.ones(count, np.float32) if self.priorities is None else self.priorities.weights(starts)
+        return Draw(slots=slots, mask=mask, starts=starts, weight=weight)
+
+    def _starts(self, count: int) -> np.ndarray | None:
+        if not self.index.size:
+            return None
+        # Almost everywhere a window may start, as a rule: throwing away the rest is far cheaper than finding them all,
+        # and draws from the same distribution.
+        found = np.zeros(0, np.int64)
+        for _ in range(self._ATTEMPTS):
+            slots = self._draw(count + count // 4 + 4)
+            found = np.append(found, slots[self.windows.eligible(self.index, slots)])
+            if len(found) >= count:
+                return found[:count]
+        eligible = self.all_eligible()
+        if not len(eligible):
+            return None
+        return self._draw_from(eligible, count)
+
+    def _draw(self, count: int) -> np.ndarray:
+        if self.priorities is not None:
+            return self.priorities.draw(self.index.size, count, self.generator)
+        return torch.randint(self.index.size, (count,), generator=self.generator).numpy()
+
+    def _draw_from(self, eligible: np.ndarray, count: int) -> np.ndarray:
+        if self.priorities is None:
+            return eligible[torch.randint(len(eligible), (count,), generator=self.generator).numpy()]
+        weights = torch.from_numpy(self.priorities.value[eligible].astype(np.float64))
+        total = weights.cumsum(0)
+        points = torch.rand(count, dtype=torch.float64, generator=self.generator) * total[-1]
+        return eligible[torch.searchsorted(total, points, right=True).clamp(max=len(eligible) - 1).numpy()]
