@@ -217,6 +217,20 @@ def test_priorities_set_the_frequencies_and_weights():
     assert priorities.largest == 3.0
 
 
+def test_priorities_of_several_blocks():
+    priorities = Priorities(capacity=3000, alpha=1.0, epsilon=0.0)
+    chosen = np.array([5, 1023, 1024, 2999])
+    priorities.update(chosen, np.array([[1.0, 2.0, 3.0, 4.0]]), np.ones((1, 4), bool))
+    slots = priorities.draw(20_000, torch.Generator().manual_seed(0))
+    counts = Counter(slots.tolist())
+    assert [counts[slot] / 20_000 for slot in chosen.tolist()] == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=0.01)
+    again = Priorities(capacity=3000)
+    again.load_state_dict(priorities.state_dict())
+    assert np.array_equal(
+        again.draw(50, torch.Generator().manual_seed(1)), priorities.draw(50, torch.Generator().manual_seed(1))
+    )
+
+
 def test_the_priority_of_a_sequence_mixes_maximum_and_mean_of_the_steps_that_count():
     priorities = Priorities(capacity=2, alpha=1.0, eta=0.9, epsilon=0.0)
     error, mask = np.array([[1.0, 5.0], [-3.0, 7.0]]), np.array([[True, True], [True, False]])
