@@ -12,7 +12,7 @@ from marl_lightning.data.schema import RecurrentState
 from marl_lightning.envs.base import Observations
 from marl_lightning.envs.spec import EnvSpec, GroupSpec
 from marl_lightning.nn.body import Body, with_agent_id
-from marl_lightning.nn.heads import CategoricalHead, GaussianHead
+from marl_lightning.nn.heads import CategoricalHead, GaussianHead, MultiCategoricalHead
 from marl_lightning.nn.linear import AgentLinear
 
 CriticInput = Literal["state", "agent_state", "observation"]
@@ -43,11 +43,13 @@ class Actor(nn.Module):
         in_features = group.observation_size + (group.num_agents if self.append_id else 0)
         self.body = Body(in_features=in_features, num_agents=stack, **body)
         head = {"in_features": self.body.out_features, "num_agents": stack, "gain": output_gain}
-        self.head: CategoricalHead | GaussianHead = (
-            CategoricalHead(num_actions=group.action_size, **head)
-            if group.is_discrete
-            else GaussianHead(action_space=group.action_space, squash=squash_actions, **head)
-        )
+        self.head: CategoricalHead | MultiCategoricalHead | GaussianHead
+        if not group.is_discrete:
+            self.head = GaussianHead(action_space=group.action_space, squash=squash_actions, **head)
+        elif group.action_shape:
+            self.head = MultiCategoricalHead(action_parts=group.action_parts, **head)
+        else:
+            self.head = CategoricalHead(num_actions=group.action_size, **head)
 
     def inputs(self, observation: Tensor) -> Tensor:
         """Returns what the network reads, ``[..., A, F]``, from observations ``[..., A, *obs]``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from tensordict import TensorDict
@@ -47,6 +47,8 @@ class RolloutCollector:
         chunk_length: recurrent states are kept at every ``L``-th step, ``L`` dividing ``T``; ``None`` keeps the first.
         seed: of the environment and of the policy's randomness.
         device: of the policy and the data.
+        keep_final: the episodes whose true last observations are kept: the truncated ones, whose value is
+            bootstrapped, or all that ended.
 
     Raises:
         ValueError: if chunks do not fill a rollout.
@@ -60,8 +62,10 @@ class RolloutCollector:
         chunk_length: int | None = None,
         seed: int = 0,
         device: torch.device | str = "cpu",
+        keep_final: Literal["truncated", "ended"] = "truncated",
     ):
         self.env = env
+        self._keep_final = keep_final
         self.rollout_length = rollout_length
         self.chunk_length = chunk_length or rollout_length
         if rollout_length % self.chunk_length:
@@ -93,11 +97,11 @@ class RolloutCollector:
         }
         for name, group in spec.groups.items():
             agents, observation = group.num_agents, self._observations.observation[name]
-            action_shape, action_dtype = ((), torch.int64) if group.is_discrete else ((group.action_size,), None)
+            action_dtype = torch.int64 if group.is_discrete else torch.float32
             leaves[name] = {
                 schema.OBSERVATION: empty(*observation.shape[1:], dtype=observation.dtype),
                 schema.ALIVE: empty(agents, dtype=torch.bool),
-                schema.ACTION: empty(agents, *action_shape, dtype=action_dtype or torch.float32),
+                schema.ACTION: empty(agents, *group.action_shape, dtype=action_dtype),
                 schema.LOG_PROB: empty(agents),
             }
             if group.is_discrete:
@@ -170,10 +174,13 @@ class RolloutCollector:
             actions, log_probs, state = policy.act(view.observations, state, view.is_first, generator=self._generator)
             step = self.env.step({name: a.to("cpu") for name, a in policy.env_actions(actions).items()})
             _copy(self._leaves_after(actions, log_probs, step), view.after)
-            if step.truncated.any():
-                final.append(_truncated_rows(t, step.final, step.truncated & ~step.terminated))
-            self._observations = step.observations
             self._is_first = step.terminated | step.truncated
+            if self._keep_final == "ended":
+                if self._is_first.any():
+                    final.append(_final_rows(t, step.final, self._is_first))
+            elif step.truncated.any():
+                final.append(_final_rows(t, step.final, step.truncated & ~step.terminated))
+            self._observations = step.observations
         self.state = state
         return Rollout(
             steps=TensorDict(self._leaves, batch_size=(self.rollout_length, self.env.num_envs), device=self._device),
@@ -187,7 +194,7 @@ class RolloutCollector:
     def _concatenate(self, final: list[TensorDict]) -> TensorDict:
         if not final:
             nothing = torch.zeros(self.env.num_envs, dtype=torch.bool)
-            final = [_truncated_rows(0, self._observations, nothing)]
+            final = [_final_rows(0, self._observations, nothing)]
         return torch.cat(final).to(self._device)
 
     def _finished_episodes(self) -> dict[str, Any]:
@@ -234,7 +241,7 @@ def _as_tensordict(observations: Observations[Tensor]) -> TensorDict:
     return TensorDict(data, batch_size=observations.state.shape[:1])
 
 
-def _truncated_rows(t: int, final: Observations[Tensor], rows: Tensor) -> TensorDict:
+def _final_rows(t: int, final: Observations[Tensor], rows: Tensor) -> TensorDict:
     env = rows.nonzero().squeeze(-1)
     data = _as_tensordict(final)[env]
     return data.update({"time": torch.full_like(env, t), "env": env})

@@ -6,9 +6,10 @@ A rollout holds time-major steps, a TensorDict ``[T, E]``:
 key                                   shape                  meaning
 ====================================  =====================  ==========================================================
 ``(group, "observation")``            [T, E, A, *obs]        in the dtype of the environment
-``(group, "action_mask")``            [T, E, A, n] bool      discrete groups only; every row has a legal action
+``(group, "action_mask")``            [T, E, A, n] bool      discrete groups only; a legal choice in every part
 ``(group, "alive")``                  [T, E, A] bool         may act, **before** the step
-``(group, "action")``                 [T, E, A] int64        or [T, E, A, d] float32, before squashing and scaling
+``(group, "action")``                 [T, E, A] int64        or [T, E, A, P] int64 with ``P`` parts,
+                                                             or [T, E, A, d] float32, before squashing and scaling
 ``(group, "log_prob")``               [T, E, A]              of the action, as of collection time
 ``"state"``                           [T, E, S]              global state
 ``"is_first"``                        [T, E] bool            recurrent state is zeroed before this step
@@ -53,8 +54,8 @@ class Rollout:
     Attributes:
         steps: TensorDict ``[T, E]`` with the keys above.
         last: TensorDict ``[E]``, the decision point after the last step.
-        final: TensorDict ``[n]``, the true last observations of the ``n`` episodes that were truncated, with their
-            position in ``"time"`` and ``"env"``.
+        final: TensorDict ``[n]``, the true last observations of the ``n`` episodes that were truncated (or, for a
+            replay, of all that ended), with their position in ``"time"`` and ``"env"``.
         initial_state: recurrent state before the first step.
         chunk_state: recurrent state before steps ``0, L, 2L, ...``, each entry ``[T / L, E, ...]``.
         episodes: one array an episode statistic, with an entry for each episode that ended in this rollout.

@@ -105,7 +105,9 @@ def _random_actions(
         alive = observations.alive[name]
         if group.is_discrete:
             mask = observations.action_mask[name]
-            actions[name] = np.where(mask, rng.random(mask.shape), -1.0).argmax(axis=-1)
+            scores = np.where(mask, rng.random(mask.shape), -1.0)
+            parts = [part.argmax(axis=-1) for part in np.split(scores, group.action_offsets[1:], axis=-1)]
+            actions[name] = np.stack(parts, axis=-1).reshape(*alive.shape, *group.action_shape)
         else:
             space = group.action_space
             actions[name] = rng.uniform(space.low, space.high, (*alive.shape, group.action_size)).astype(np.float32)
@@ -225,7 +227,9 @@ def _check_observations(
         if group.is_discrete:
             mask = observations.action_mask[name]
             _check_array(mask, (*agents, group.action_size), np.bool_, f"{where}: action_mask of {name!r}")
-            _check_legal_counts(mask.sum(axis=-1), alive, name, where)
+            for part, legal in enumerate(np.split(mask, group.action_offsets[1:], axis=-1)):
+                what = f"part {part} of action_mask of {name!r}" if group.action_shape else f"action_mask of {name!r}"
+                _check_legal_counts(legal.sum(axis=-1), alive, f"{where}: {what}")
     _check_array(
         observations.state,
         (*leading, spec.state_size),
@@ -267,15 +271,15 @@ def _check_observation(
     )
 
 
-def _check_legal_counts(legal: np.ndarray, alive: np.ndarray, name: str, where: str) -> None:
+def _check_legal_counts(legal: np.ndarray, alive: np.ndarray, what: str) -> None:
     _require(
         (legal >= 1).all(),
-        f"{where}: action_mask of {name!r} has an agent without a legal action, which makes its policy NaN; "
+        f"{what} has an agent without a legal action, which makes its policy NaN; "
         "give agents that cannot act exactly one, say a no-op",
     )
     _require(
         (legal[~alive] == 1).all(),
-        f"{where}: agents of {name!r} that are not alive must have exactly one legal action, got {legal[~alive]}",
+        f"{what}: agents that are not alive must have exactly one legal action, got {legal[~alive]}",
     )
 
 
@@ -527,13 +531,17 @@ def _check_ownership(env: MultiAgentEnv, *, seed: int) -> None:
 def _check_illegal_actions(env: MultiAgentEnv, *, seed: int) -> None:
     before = _copied_observations(env.reset(seed=seed))
     for name, group in env.spec.groups.items():
-        if not (group.is_discrete and before.alive[name].any()):
+        if not before.alive[name].any():
             continue
-        actions = _random_actions(env.spec, before, np.random.default_rng(seed))
-        actions[name][before.alive[name]] = group.action_size
-        _check_raises(
-            lambda actions=actions: _step(env, actions), ValueError, f"an action of {name!r} that is not legal"
-        )
+        for part, size in enumerate(group.action_parts):
+            actions = _random_actions(env.spec, before, np.random.default_rng(seed))
+            actions[name].reshape(group.num_agents, -1)[before.alive[name], part] = size
+            in_part = f" in part {part}" if group.action_shape else ""
+            _check_raises(
+                lambda actions=actions: _step(env, actions),
+                ValueError,
+                f"an action of {name!r} that is not legal{in_part}",
+            )
 
 
 def _check_step_after_end(env: MultiAgentEnv, *, steps: int, seed: int) -> None:

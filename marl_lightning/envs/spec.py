@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from math import prod
 
 from gymnasium import spaces
@@ -17,7 +18,8 @@ class GroupSpec:
     Args:
         agents: names of the agents, in the order of the stacked axis.
         observation_space: space of one agent's observation; its dtype is the dtype of the data.
-        action_space: space of one agent's action, ``Discrete`` (starting at 0) or a bounded ``Box`` with one axis.
+        action_space: space of one agent's action: ``Discrete``, ``MultiDiscrete`` with one axis (several choices that
+            are made at once), both starting at 0, or a bounded ``Box`` with one axis.
 
     Raises:
         ValueError: if the group is empty, names repeat, or a space is of a kind that no policy here can use.
@@ -25,7 +27,7 @@ class GroupSpec:
 
     agents: tuple[str, ...]
     observation_space: spaces.Box
-    action_space: spaces.Discrete | spaces.Box
+    action_space: spaces.Discrete | spaces.MultiDiscrete | spaces.Box
 
     def __post_init__(self) -> None:
         if not self.agents or len(set(self.agents)) != len(self.agents):
@@ -35,13 +37,7 @@ class GroupSpec:
                 f"observation_space must be a gymnasium Box, got {self.observation_space}; "
                 "flatten other spaces with gymnasium.spaces.utils.flatten_space"
             )
-        if isinstance(self.action_space, spaces.Discrete):
-            if self.action_space.start != 0:
-                raise ValueError(f"action_space must start at 0, got {self.action_space}")
-        elif not (isinstance(self.action_space, spaces.Box) and len(self.action_space.shape) == 1):
-            raise ValueError(f"action_space must be Discrete or a Box with one axis, got {self.action_space}")
-        elif not self.action_space.is_bounded():
-            raise ValueError(f"a Box action_space needs finite bounds, got {self.action_space}")
+        _check_action_space(self.action_space)
 
     @property
     def num_agents(self) -> int:
@@ -58,12 +54,45 @@ class GroupSpec:
 
     @property
     def is_discrete(self) -> bool:
-        return isinstance(self.action_space, spaces.Discrete)
+        """Whether actions are chosen from finite sets, so that there are masks: ``Discrete`` or ``MultiDiscrete``."""
+        return not isinstance(self.action_space, spaces.Box)
+
+    @cached_property
+    def action_parts(self) -> tuple[int, ...]:
+        """Numbers of choices of the parts of an action: ``(n,)``, or ``nvec``, or ``()`` if continuous."""
+        if isinstance(self.action_space, spaces.MultiDiscrete):
+            return tuple(int(n) for n in self.action_space.nvec)
+        return (int(self.action_space.n),) if self.is_discrete else ()
+
+    @cached_property
+    def action_offsets(self) -> tuple[int, ...]:
+        """Where each part begins on the last axis of ``action_mask``, which holds the parts one after another."""
+        return tuple(accumulate(self.action_parts, initial=0))[: len(self.action_parts)]
 
     @property
+    def action_shape(self) -> tuple[int, ...]:
+        """Shape of one agent's action: ``()`` for ``Discrete``, ``(P,)`` with ``P`` parts, ``(d,)`` if continuous."""
+        return self.action_space.shape
+
+    @cached_property
     def action_size(self) -> int:
-        """Number of actions if discrete, number of action dimensions if continuous."""
-        return int(self.action_space.n) if self.is_discrete else self.action_space.shape[0]
+        """Number of choices of all parts together if discrete, number of action dimensions if continuous."""
+        return sum(self.action_parts) if self.is_discrete else self.action_space.shape[0]
+
+
+def _check_action_space(space: spaces.Space) -> None:
+    if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.Box):
+        raise ValueError(f"action_space must be Discrete, MultiDiscrete or a Box with one axis, got {space}")
+    if isinstance(space, spaces.Discrete):
+        if space.start != 0:
+            raise ValueError(f"action_space must start at 0, got {space}")
+    elif len(space.shape) != 1 or not space.shape[0]:
+        raise ValueError(f"a {type(space).__name__} action_space must have one axis that is not empty, got {space}")
+    elif isinstance(space, spaces.MultiDiscrete):
+        if (space.start != 0).any():
+            raise ValueError(f"action_space must start at 0 in every part, got {space}")
+    elif not space.is_bounded():
+        raise ValueError(f"a Box action_space needs finite bounds, got {space}")
 
 
 @dataclass(frozen=True, kw_only=True)

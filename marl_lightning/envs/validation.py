@@ -32,7 +32,7 @@ def action_arrays(spec: EnvSpec, actions: Mapping[str, Any], leading: tuple[int,
 
     Args:
         spec: description of one instance.
-        actions: per group integers ``[*leading, A]`` or floats ``[*leading, A, d]``.
+        actions: per group integers ``[*leading, A]`` or ``[*leading, A, P]``, or floats ``[*leading, A, d]``.
         leading: ``()`` for one instance, ``(E,)`` for a vector environment.
 
     Raises:
@@ -43,7 +43,7 @@ def action_arrays(spec: EnvSpec, actions: Mapping[str, Any], leading: tuple[int,
     arrays = {}
     for name, group in spec.groups.items():
         array = np.asarray(actions[name])
-        shape = (*leading, group.num_agents) if group.is_discrete else (*leading, group.num_agents, group.action_size)
+        shape = (*leading, group.num_agents, *group.action_shape)
         kinds, words = ("iu", "integers") if group.is_discrete else ("f", "floats")
         if array.shape != shape or array.dtype.kind not in kinds:
             raise ValueError(f"actions of {name!r} must be {words} of shape {shape}, got {array.dtype} {array.shape}")
@@ -60,26 +60,32 @@ def check_legal(
 ) -> None:
     """Raises ``ValueError`` naming the first agent that may act and takes an action it must not take.
 
-    A discrete action must be legal by the mask, a continuous one must be finite; bounds are not checked, since a
-    continuous action outside of them is clipped. Actions of agents that are not alive are ignored.
+    Every part of a discrete action must be legal by the mask, a continuous action must be finite; bounds are not
+    checked, since a continuous action outside of them is clipped. Actions of agents that are not alive are ignored.
 
     Args:
         spec: description of one instance.
         actions: as returned by :func:`action_arrays`.
-        action_mask: per discrete group ``[..., A, n]`` bool, as before the step.
+        action_mask: per discrete group ``[..., A, action_size]`` bool, as before the step.
         alive: per group ``[..., A]`` bool, as before the step.
     """
     for name, group in spec.groups.items():
         action = actions[name]
         if group.is_discrete:
-            # Actions out of range are replaced for the look-up: negative ones would wrap around, large ones raise.
-            inside = (action >= 0) & (action < group.action_size)
-            index = np.where(inside, action, 0)[..., None]
-            legal = inside & np.take_along_axis(action_mask[name], index, axis=-1)[..., 0]
+            parts = action if group.action_shape else action[..., None]
+            # Choices out of range are replaced for the look-up: they would be found in another part, wrap or raise.
+            inside = (parts >= 0) & (parts < group.action_parts)
+            index = np.where(inside, parts, 0).astype(np.int64) + group.action_offsets
+            legal = inside & np.take_along_axis(action_mask[name], index, axis=-1)
         else:
-            legal = np.isfinite(action).all(axis=-1)
-        illegal = alive[name] & ~legal
+            legal = np.isfinite(action)
+        illegal = alive[name] & ~legal.all(axis=-1)
         if illegal.any():
             *row, agent = (int(i) for i in np.argwhere(illegal)[0])
+            chosen = action[(*row, agent)]
+            part = ""
+            if group.is_discrete and group.action_shape:
+                index = int(legal[(*row, agent)].argmin())
+                chosen, part = chosen[index], f" in part {index}"
             where = f" in environment {row[0]}" if row else ""
-            raise ValueError(f"illegal action {action[(*row, agent)]} of agent {group.agents[agent]!r}{where}")
+            raise ValueError(f"illegal action {chosen}{part} of agent {group.agents[agent]!r}{where}")

@@ -6,6 +6,7 @@ No ``torch.distributions`` object is made: creating and validating one costs abo
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from gymnasium import spaces
@@ -16,6 +17,27 @@ from marl_lightning.nn.linear import AgentLinear
 
 ILLEGAL_LOGIT = -1e8
 """Logit of an illegal action: its probability is exactly 0, and 0 times its log-probability is 0, not NaN."""
+
+
+def choose(log_probs: Tensor, *, deterministic: bool, generator: torch.Generator | None) -> Tensor:
+    """Returns the likeliest indices, or samples of them, ``[...]`` int64, from log-probabilities ``[..., n]``.
+
+    Sampling is the Gumbel-max trick (Maddison et al. 2014) with exponential noise: ``argmax(log p - log e)``.
+    """
+    if deterministic:
+        return log_probs.argmax(-1)
+    noise = torch.empty_like(log_probs).exponential_(generator=generator)
+    return (log_probs - noise.log_()).argmax(-1)
+
+
+def log_prob_of(index: Tensor, log_probs: Tensor) -> Tensor:
+    """Returns the entries ``[...]`` of ``log_probs`` ``[..., n]`` at ``index`` ``[...]``."""
+    return log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+
+
+def entropy_of(log_probs: Tensor) -> Tensor:
+    """Returns the entropies ``[...]``, in nats, of normalised log-probabilities ``[..., n]``."""
+    return -(log_probs.exp() * log_probs).sum(-1)
 
 
 class CategoricalHead(nn.Module):
@@ -42,23 +64,73 @@ class CategoricalHead(nn.Module):
     def sample(
         self, features: Tensor, mask: Tensor | None, *, deterministic: bool, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
-        """Returns actions ``[...]`` int64 and their log-probabilities ``[...]``.
-
-        Sampling is the Gumbel-max trick (Maddison et al. 2014) with exponential noise: ``argmax(log p - log e)``.
-        """
+        """Returns actions ``[...]`` int64 and their log-probabilities ``[...]``."""
         log_probs = self.log_probs(features, mask)
-        if deterministic:
-            action = log_probs.argmax(-1, keepdim=True)
-        else:
-            noise = torch.empty_like(log_probs).exponential_(generator=generator)
-            action = (log_probs - noise.log_()).argmax(-1, keepdim=True)
-        return action.squeeze(-1), log_probs.gather(-1, action).squeeze(-1)
+        action = choose(log_probs, deterministic=deterministic, generator=generator)
+        return action, log_prob_of(action, log_probs)
 
     def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Returns the log-probability of ``action`` and the entropy, each ``[...]``."""
         log_probs = self.log_probs(features, mask)
-        entropy = -(log_probs.exp() * log_probs).sum(-1)
-        return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
+        return log_prob_of(action, log_probs), entropy_of(log_probs)
+
+    def env_action(self, action: Tensor) -> Tensor:
+        """Actions are indices already."""
+        return action
+
+
+class MultiCategoricalHead(nn.Module):
+    """Distribution over actions of ``P`` parts that are chosen independently, some choices of which may be illegal.
+
+    One layer gives the logits of all parts, one part after another; the probability of an action is the product of
+    those of its parts (Tavakoli et al. 2018, "Action Branching Architectures"; Huang and Ontanon 2022 for the masks).
+
+    Args:
+        in_features: size of the features.
+        action_parts: numbers of choices of the parts, ``(n_1, ..., n_P)``; their sum is ``n``.
+        num_agents: see :class:`~marl_lightning.nn.linear.AgentLinear`.
+        gain: of the initial weights; a small one starts nearly uniform.
+    """
+
+    def __init__(
+        self, *, in_features: int, action_parts: Sequence[int], num_agents: int | None = None, gain: float = 0.01
+    ):
+        super().__init__()
+        sizes = torch.as_tensor(action_parts)
+        self.logits = AgentLinear(
+            in_features=in_features, out_features=int(sizes.sum()), num_agents=num_agents, gain=gain
+        )
+        # Parts are worked on together as rows of the longest one's length. Where each logit lies in these rows:
+        choices = torch.arange(int(sizes.max()))
+        self.rows = (len(sizes), len(choices))
+        slots = (choices < sizes.unsqueeze(-1)).flatten().nonzero().squeeze(-1)
+        self.register_buffer("slots", slots if len(slots) < math.prod(self.rows) else None, persistent=False)
+
+    def log_probs(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        """Returns normalised log-probabilities ``[..., P, max(n_1, ..., n_P)]``; shorter parts end in illegal choices.
+
+        ``mask`` ``[..., n]`` is True where legal and leaves every part a legal choice.
+        """
+        logits = self.logits(features).float()
+        if mask is not None:
+            logits = logits.masked_fill(~mask, ILLEGAL_LOGIT)
+        if self.slots is not None:
+            filled = logits.new_full((*logits.shape[:-1], math.prod(self.rows)), ILLEGAL_LOGIT)
+            logits = filled.index_copy(-1, self.slots, logits)
+        return torch.log_softmax(logits.unflatten(-1, self.rows), -1)
+
+    def sample(
+        self, features: Tensor, mask: Tensor | None, *, deterministic: bool, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns actions ``[..., P]`` int64 and their log-probabilities ``[...]``."""
+        log_probs = self.log_probs(features, mask)
+        action = choose(log_probs, deterministic=deterministic, generator=generator)
+        return action, log_prob_of(action, log_probs).sum(-1)
+
+    def evaluate(self, features: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Returns the log-probability of ``action`` ``[..., P]`` and the entropy, each ``[...]``."""
+        log_probs = self.log_probs(features, mask)
+        return log_prob_of(action, log_probs).sum(-1), entropy_of(log_probs).sum(-1)
 
     def env_action(self, action: Tensor) -> Tensor:
         """Actions are indices already."""

@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from marl_lightning.envs.adapters.actions import group_action_space, package_action
 from marl_lightning.envs.base import MultiAgentEnv, Observations, Step
 from marl_lightning.envs.spec import EnvSpec, GroupSpec
 from marl_lightning.envs.validation import action_arrays, check_legal
@@ -19,9 +20,10 @@ GROUP, AGENT = "agents", "agent_0"
 class GymnasiumAdapter(MultiAgentEnv):
     """A Gymnasium environment as a group ``"agents"`` of one agent; the state is the flat observation.
 
-    Observations that are no ``Box`` are flattened (a ``Discrete`` one becomes one-hot). Discrete actions may start
-    anywhere, continuous actions are clipped to their bounds. ``spec.episode_limit`` is that of the registered
-    environment. Games cannot be saved.
+    Observations that are no ``Box`` are flattened (a ``Discrete`` one becomes one-hot). Actions may be ``Discrete``,
+    ``MultiDiscrete`` or ``MultiBinary``, start anywhere and have any shape (see :mod:`.actions`); continuous ones are
+    clipped to their bounds. All actions are always legal. ``spec.episode_limit`` is that of the registered environment.
+    Games cannot be saved.
 
     Args:
         env_id: registered id, such as ``"CartPole-v1"``.
@@ -36,12 +38,11 @@ class GymnasiumAdapter(MultiAgentEnv):
         if not isinstance(env.observation_space, spaces.Box):
             env = gymnasium.wrappers.FlattenObservation(env)
         self._env = env
-        self._start = 0
-        action_space = env.action_space
-        if isinstance(action_space, spaces.Discrete):
-            self._start = int(action_space.start)
-            action_space = spaces.Discrete(int(action_space.n))
-        group = GroupSpec(agents=(AGENT,), observation_space=env.observation_space, action_space=action_space)
+        group = GroupSpec(
+            agents=(AGENT,),
+            observation_space=env.observation_space,
+            action_space=group_action_space(env.action_space),
+        )
         self.spec = EnvSpec(
             name=f"gymnasium/{env_id}",
             groups={GROUP: group},
@@ -66,10 +67,7 @@ class GymnasiumAdapter(MultiAgentEnv):
         masks = {GROUP: np.ones((1, group.action_size), np.bool_)} if group.is_discrete else {}
         check_legal(self.spec, arrays, action_mask=masks, alive={GROUP: np.ones(1, np.bool_)})
         (action,) = arrays[GROUP]
-        if group.is_discrete:
-            action = int(action) + self._start
-        else:
-            action = np.clip(action, group.action_space.low, group.action_space.high).astype(group.action_space.dtype)
+        action = package_action(self._env.action_space, action)
         observation, reward, terminated, truncated, _ = self._env.step(action)
         self._over = bool(terminated or truncated)
         return Step(

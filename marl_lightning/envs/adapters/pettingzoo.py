@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 
+from marl_lightning.envs.adapters.actions import flat_mask, group_action_space, package_action
 from marl_lightning.envs.base import MultiAgentEnv, Observations, Step
 from marl_lightning.envs.spec import EnvSpec, GroupSpec
 from marl_lightning.envs.validation import action_arrays, check_legal
@@ -25,17 +26,20 @@ class PettingZooAdapter(MultiAgentEnv):
     different spaces, each set of equal spaces is a group of its own, named after its first agent. Groups and agents
     keep the order of ``possible_agents``.
 
-    **Observations.** ``Box``, or ``Dict`` with the keys ``observation`` (a ``Box``) and ``action_mask``. Masks of
-    discrete actions are taken from there or else from ``info["action_mask"]``; without either all actions are legal.
-    Continuous actions are clipped to their bounds. The state is ``env.state()``, or the concatenated observations if
-    the game has none.
+    **Observations.** ``Box``, or ``Dict`` with the keys ``observation`` (a ``Box``) and ``action_mask``. The state is
+    ``env.state()``, or the concatenated observations if the game has none.
 
-    **Ends.** An agent that has left is not alive: its observation is zero, its only legal action is 0, and its reward
-    is 0 from the step after the one on which it left. The episode ends with the step after which no agent is left. It
-    is *truncated* if that step cut at least one agent (truncation without termination), otherwise *terminated*.
-    Agents cut by that step are still alive in the successor and keep their true observation, from which their value is
-    bootstrapped; agents that terminated are not. How agents left on earlier steps does not matter: a single agent that
-    is truncated while others go on counts as one that left.
+    **Actions.** ``Discrete``, ``MultiDiscrete`` or ``MultiBinary``, starting anywhere (see :mod:`.actions`), or a
+    ``Box``, to whose bounds actions are clipped. Masks of discrete actions are taken from the observation or else from
+    ``info["action_mask"]``; without either all actions are legal. The mask of an action of several parts is flat, the
+    parts one after another, or a tuple of one mask a part.
+
+    **Ends.** An agent that has left is not alive: its observation is zero, its only legal action is 0 (in every part),
+    and its reward is 0 from the step after the one on which it left. The episode ends with the step after which no
+    agent is left. It is *truncated* if that step cut at least one agent (truncation without termination), otherwise
+    *terminated*. Agents cut by that step are still alive in the successor and keep their true observation, from which
+    their value is bootstrapped; agents that terminated are not. How agents left on earlier steps does not matter: a
+    single agent that is truncated while others go on counts as one that left.
 
     ``spec.episode_limit`` is the ``max_cycles`` of the game if it has this attribute. Games cannot be saved.
 
@@ -51,10 +55,11 @@ class PettingZooAdapter(MultiAgentEnv):
 
     def __init__(self, *, factory: Callable[[], ParallelEnv], name: str | None = None) -> None:
         self._env = _require_parallel(factory())
-        groups = _group_agents(self._env)
+        self._action_spaces = {agent: self._env.action_space(agent) for agent in self._env.possible_agents}
+        groups = group_agents(self._env)
         # A game can tell its state only after a reset. The seed of the first episode comes with the caller's own reset.
         self._env.reset()
-        state = _state_or_none(self._env)
+        state = state_or_none(self._env)
         self._has_state = state is not None
         self.spec = EnvSpec(
             name=name or str(self._env),
@@ -117,17 +122,12 @@ class PettingZooAdapter(MultiAgentEnv):
 
     def _to_package(self, arrays: Mapping[str, np.ndarray]) -> dict[str, int | np.ndarray]:
         """Returns the actions of the agents that act, keyed and typed as the package expects them."""
-        actions: dict[str, int | np.ndarray] = {}
-        for name, group in self.spec.groups.items():
-            space = group.action_space
-            for agent, action in zip(group.agents, arrays[name], strict=True):
-                if agent not in self._acting:
-                    continue
-                if group.is_discrete:
-                    actions[agent] = int(action)  # some games refuse numpy integers
-                else:
-                    actions[agent] = np.clip(action, space.low, space.high).astype(space.dtype)
-        return actions
+        return {
+            agent: package_action(self._action_spaces[agent], action)
+            for name, group in self.spec.groups.items()
+            for agent, action in zip(group.agents, arrays[name], strict=True)
+            if agent in self._acting
+        }
 
     def _observe(
         self, observations: Mapping[str, Any], infos: Mapping[str, Mapping[str, Any]], *, alive: Collection[str]
@@ -139,15 +139,13 @@ class PettingZooAdapter(MultiAgentEnv):
             masks = np.zeros((group.num_agents, group.action_size), np.bool_)
             for row, agent in enumerate(group.agents):
                 if agent in alive:
-                    stacked[row], mask = _split(observations[agent], infos.get(agent, {}))
-                    masks[row] = True if mask is None else np.asarray(mask, np.bool_)
+                    stacked[row], mask = split_observation(observations[agent], infos.get(agent, {}))
+                    masks[row] = checked_mask(mask, group, agent) if mask is not None and group.is_discrete else True
                 else:
-                    masks[row, 0] = True
+                    masks[row, list(group.action_offsets)] = True
             result.observation[name] = stacked
             result.alive[name] = np.array([agent in alive for agent in group.agents])
             if group.is_discrete:
-                if not masks.any(axis=-1).all():
-                    raise ValueError(f"the game gives an agent of {name!r} that may act no legal action")
                 result.action_mask[name] = masks
         if self._has_state:
             result.state = np.array(self._env.state(), np.float32).ravel()
@@ -169,7 +167,7 @@ def _require_parallel(env: object) -> ParallelEnv:
     return env
 
 
-def _group_agents(env: ParallelEnv) -> dict[str, GroupSpec]:
+def group_agents(env: ParallelEnv) -> dict[str, GroupSpec]:
     """Groups agents by name prefix and spaces, as the docstring of :class:`PettingZooAdapter` says."""
     kinds: list[tuple[tuple[str, spaces.Space, spaces.Space], list[str]]] = []
     for agent in env.possible_agents:
@@ -184,7 +182,9 @@ def _group_agents(env: ParallelEnv) -> dict[str, GroupSpec]:
     prefixes = [prefix for (prefix, _, _), _ in kinds]
     return {
         prefix if prefixes.count(prefix) == 1 else members[0]: GroupSpec(
-            agents=tuple(members), observation_space=observation_space, action_space=action_space
+            agents=tuple(members),
+            observation_space=observation_space,
+            action_space=group_action_space(action_space),
         )
         for (prefix, observation_space, action_space), members in kinds
     }
@@ -192,19 +192,35 @@ def _group_agents(env: ParallelEnv) -> dict[str, GroupSpec]:
 
 def _array_space(space: spaces.Space) -> spaces.Space:
     """Returns the space of the array in a pair of observation and action mask, and any other space as it is."""
-    if isinstance(space, spaces.Dict) and space.spaces.keys() == {"observation", "action_mask"}:
+    if isinstance(space, spaces.Dict) and {"observation"} <= space.spaces.keys() <= {"observation", "action_mask"}:
         return space["observation"]
     return space
 
 
-def _split(observation: Any, info: Mapping[str, Any]) -> tuple[np.ndarray, Any]:
+def split_observation(observation: Any, info: Mapping[str, Any]) -> tuple[np.ndarray, Any]:
     """Returns the array and the action mask, ``None`` if there is no mask."""
     if isinstance(observation, Mapping):
-        return observation["observation"], observation["action_mask"]
+        return observation["observation"], observation.get("action_mask", info.get("action_mask"))
     return observation, info.get("action_mask")
 
 
-def _state_or_none(env: ParallelEnv) -> np.ndarray | None:
+def checked_mask(mask: Any, group: GroupSpec, agent: str) -> np.ndarray:
+    """Returns the flat mask of an agent that acts; ``ValueError`` for a wrong size or nothing to choose."""
+    flat = flat_mask(mask)
+    if flat.size != group.action_size:
+        raise ValueError(
+            f"the action mask of {agent!r} must have one entry for each of the {group.action_size} choices of "
+            f"{group.action_space}, got {flat.size}"
+        )
+    legal = np.logical_or.reduceat(flat, group.action_offsets)
+    if not legal.all():
+        part = f" in part {legal.argmin()}" if group.action_shape else ""
+        raise ValueError(f"the game gives {agent!r}, who may act, no legal action{part}")
+    return flat
+
+
+def state_or_none(env: ParallelEnv) -> np.ndarray | None:
+    """Returns the state of a game that has begun, ``None`` if it does not tell one."""
     try:
         return np.asarray(env.state())
     except NotImplementedError:

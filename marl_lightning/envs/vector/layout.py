@@ -50,11 +50,9 @@ def build_step(spec: EnvSpec, num_envs: int, make: MakeArray[T]) -> VectorStep[T
 
 
 def build_actions(spec: EnvSpec, num_envs: int, make: MakeArray[T]) -> dict[str, T]:
-    """Returns what ``make`` gives for the actions of every group: int64 ``[E, A]`` or float32 ``[E, A, d]``."""
+    """Returns what ``make`` gives for all groups' actions: int64 ``[E, A]`` or ``[E, A, P]``, float32 ``[E, A, d]``."""
     return {
-        name: make((num_envs, group.num_agents), np.int64)
-        if group.is_discrete
-        else make((num_envs, group.num_agents, group.action_size), np.float32)
+        name: make((num_envs, group.num_agents, *group.action_shape), np.int64 if group.is_discrete else np.float32)
         for name, group in spec.groups.items()
     }
 
