@@ -51,7 +51,8 @@ def keep_freed_memory() -> bool:
 
 
 def quiet_lightning() -> None:
-    """Hides messages of Lightning that advertise other products or do not apply to our trainings."""
+    """Hides messages of Lightning and TorchRL that advertise other products or do not apply to our trainings."""
+    logging.getLogger("torchrl").setLevel(logging.WARNING)  # tells of every storage that is made
     rank_zero = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     rank_zero.addFilter(_is_no_advertisement)
     # Files of an earlier run in the same folder are renamed before the logger could delete them.

@@ -94,6 +94,52 @@ def checked(init: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     return wrapper
 
 
+def extends(parent: Callable[..., None], **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a keyword-only ``__init__`` take the arguments of the constructor of its base class too.
+
+    The decorated function names further arguments and may refuse them; it sets nothing. All arguments are checked as by
+    :func:`checked`; the own ones reach the base class as :func:`own_arguments`, in time for what it builds from them.
+
+    Args:
+        parent: constructor of the base class, decorated by :func:`checked` or by this.
+        defaults: of inherited arguments, where they differ from those of the base class.
+    """
+
+    def decorate(init: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(init).parameters
+        inherited = {
+            name: parameter.replace(default=defaults.get(name, parameter.default))
+            for name, parameter in inspect.signature(parent).parameters.items()
+            if name not in own
+        }
+
+        def wrapper(self: Any, **arguments: Any) -> None:
+            values, problems = _check(_signature(wrapper, None), defaults | arguments, prefix=type(self).__name__)
+            if problems:
+                raise ValueError("\n".join(problems))
+            rest = {name: value for name, value in values.items() if name not in own}
+            mine = {name: values.get(name, p.default) for name, p in own.items() if name != "self"}
+            init(self, **mine)
+            self.__dict__.setdefault(_OWN, {}).update(mine)
+            parent(self, **rest)
+
+        mine = [p for name, p in own.items() if name != "self"]
+        wrapper.__signature__ = inspect.Signature([own["self"], *inherited.values(), *mine])
+        wrapper.__annotations__ = {**_annotations(parent), **_annotations(init)}
+        wrapper.__doc__, wrapper.__name__, wrapper.__qualname__ = init.__doc__, init.__name__, init.__qualname__
+        return wrapper
+
+    return decorate
+
+
+def own_arguments(instance: Any) -> dict[str, Any]:
+    """Returns, once, the arguments that :func:`extends` took for the classes above the one that asks."""
+    return instance.__dict__.pop(_OWN, {})
+
+
+_OWN = "_own_arguments"
+
+
 class _Signature(typing.NamedTuple):
     """What can be given by keyword.
 

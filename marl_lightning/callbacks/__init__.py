@@ -2,6 +2,7 @@
 
 from marl_lightning.callbacks.checkpoint import EnvStepCheckpoint
 from marl_lightning.callbacks.evaluation import EvaluationCallback
+from marl_lightning.callbacks.exploration import BoltzmannSchedule, EpsilonSchedule
 from marl_lightning.callbacks.interrupt import TrainingInterrupted
 from marl_lightning.callbacks.progress import EnvStepProgressBar
 from marl_lightning.callbacks.sidecar import ResumeError
@@ -10,8 +11,10 @@ from marl_lightning.callbacks.throughput import ThroughputMonitor
 from marl_lightning.callbacks.video import VideoCallback
 
 __all__ = [
+    "BoltzmannSchedule",
     "EnvStepCheckpoint",
     "EnvStepProgressBar",
+    "EpsilonSchedule",
     "EvaluationCallback",
     "ResumeError",
     "StopAtEnvSteps",

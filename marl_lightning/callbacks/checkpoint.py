@@ -16,8 +16,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from marl_lightning.algorithms.base import MARLModule
 from marl_lightning.callbacks.interrupt import SignalTrap, TrainingInterrupted
-from marl_lightning.callbacks.interval import EnvStepInterval
 from marl_lightning.callbacks.sidecar import restore_sidecar, write_sidecar
+from marl_lightning.clock import EnvStepInterval
 from marl_lightning.validation import PositiveInt, checked
 
 _PARTIAL = ".partial"

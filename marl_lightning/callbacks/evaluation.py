@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from marl_lightning.algorithms.base import MARLModule, log_metrics
-from marl_lightning.callbacks.interval import EnvStepInterval
+from marl_lightning.clock import EnvStepInterval
 from marl_lightning.envs.base import VectorEnv
 from marl_lightning.evaluation import EvaluationResult, evaluate
 from marl_lightning.nn.mode import evaluation_mode

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from marl_lightning.algorithms.base import MARLModule
-from marl_lightning.callbacks.interval import EnvStepInterval
+from marl_lightning.clock import EnvStepInterval
 from marl_lightning.envs.base import VectorEnv
 from marl_lightning.evaluation import MAX_RENDERED_ENVS, encode_gif, evaluate, write_video
 from marl_lightning.nn.mode import evaluation_mode

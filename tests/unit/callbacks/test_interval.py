@@ -2,7 +2,7 @@ import pytest
 from dummies import ROLLOUT, fit
 
 from marl_lightning.callbacks import StopAtEnvSteps
-from marl_lightning.callbacks.interval import EnvStepInterval
+from marl_lightning.clock import EnvStepInterval
 
 
 def firings(every, readings):

@@ -1,0 +1,515 @@
+"""Value-based methods: act by the values of actions, learn them from a replay by temporal differences."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from marl_lightning.algorithms.actor_critic import flatten_observation, initial_states
+from marl_lightning.algorithms.base import MARLModule
+from marl_lightning.clock import EnvStepInterval, Schedule
+from marl_lightning.data import schema
+from marl_lightning.data.episodes import episode_metrics
+from marl_lightning.data.replay import ReplayBatch, ReplayStream
+from marl_lightning.data.schema import RecurrentState, Rollout
+from marl_lightning.envs.base import Observations
+from marl_lightning.envs.spec import EnvSpec, GroupSpec
+from marl_lightning.losses.td import greedy_action, n_step_target, take, td_lambda_target, td_loss
+from marl_lightning.nn.body import Body, with_agent_id
+from marl_lightning.nn.heads import choose
+from marl_lightning.nn.linear import AgentLinear
+from marl_lightning.nn.statistics import weighted_mean
+from marl_lightning.validation import Fraction, PositiveFloat, PositiveInt, checked, own_arguments
+
+
+class QNetwork(nn.Module):
+    """Values of the actions of one group's agents.
+
+    With shared parameters and more than one agent, the agent's index is appended to its observation.
+
+    Args:
+        group: the group; its actions are discrete.
+        share_parameters: one network for all agents, or one each.
+        **body: ``hidden_sizes``, ``recurrent``, ``activation`` and ``layer_norm`` of the body, see
+            :class:`~marl_lightning.nn.body.Body`.
+    """
+
+    def __init__(self, *, group: GroupSpec, share_parameters: bool, **body: Any):
+        super().__init__()
+        self.num_agents = group.num_agents
+        self.append_id = share_parameters and group.num_agents > 1
+        self.observation_dims = len(group.observation_shape)
+        stack = None if share_parameters else group.num_agents
+        in_features = group.observation_size + (group.num_agents if self.append_id else 0)
+        self.body = Body(in_features=in_features, num_agents=stack, **body)
+        self.head = AgentLinear(in_features=self.body.out_features, out_features=group.action_size, num_agents=stack)
+
+    def inputs(self, observation: Tensor) -> Tensor:
+        """Returns what the network reads, ``[..., A, F]``, from observations ``[..., A, *obs]``."""
+        x = flatten_observation(observation, self.observation_dims)
+        return with_agent_id(x, self.num_agents) if self.append_id else x
+
+    def initial_state(self, num_sequences: int) -> Tensor:
+        """Returns zeros ``[N, A, H]``."""
+        return self.head.weight.new_zeros(num_sequences, self.num_agents, self.body.state_size)
+
+    def forward(self, inputs: Tensor, state: Tensor, is_first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns values ``[T, N, A, n]``, features, and recurrent states ``[T, N, A, H]``; see ``Body.forward``."""
+        features, states = self.body(inputs, state, is_first)
+        return self.head(features).float(), features, states
+
+
+class QPolicy(nn.ModuleDict):
+    """The value networks of all groups, acting: implements :class:`~marl_lightning.algorithms.base.Policy`.
+
+    Explores by chance, independently for every instance and agent, and only by legal actions.
+
+    Attributes:
+        rate: with ``kind="epsilon"``, the probability of an action drawn uniformly from the legal ones; with
+            ``kind="boltzmann"``, the temperature of ``softmax(Q / rate)``.
+        kind: how to explore.
+        schedule: the rate by env steps.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind: Literal["epsilon", "boltzmann"] = "epsilon"
+        self.schedule: Callable[[int], float] = Schedule()
+        self.rate = 1.0
+
+    def explore_at(self, env_steps: int) -> None:
+        """Sets the rate to that of the schedule."""
+        self.rate = self.schedule(env_steps)
+
+    def initial_state(self, num_envs: int) -> RecurrentState:
+        """Returns zeros; see :class:`~marl_lightning.algorithms.base.Policy`."""
+        return initial_states("q", self, {name: network.num_agents for name, network in self.items()}, num_envs)
+
+    def act(
+        self,
+        observations: Observations[Tensor],
+        state: RecurrentState,
+        is_first: Tensor,
+        *,
+        deterministic: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], RecurrentState]:
+        """See :class:`~marl_lightning.algorithms.base.Policy`. Log-probabilities are not computed: they are zero."""
+        values, next_state = self.values(observations, state, is_first)
+        masks = observations.action_mask
+        actions = {
+            name: greedy_action(value, masks.get(name))
+            if deterministic
+            else self._explore(value, masks.get(name), generator)
+            for name, value in values.items()
+        }
+        return actions, {name: torch.zeros_like(value[..., 0]) for name, value in values.items()}, next_state
+
+    def values(
+        self, observations: Observations[Tensor], state: RecurrentState, is_first: Tensor
+    ) -> tuple[dict[str, Tensor], RecurrentState]:
+        """Returns per group the values ``[E, A, n]``, and the next recurrent state."""
+        values, next_state = {}, dict(state)
+        for name, network in self.items():
+            key, inputs = f"q/{name}", network.inputs(observations.observation[name])
+            value, _, states = network(inputs.unsqueeze(0), state.get(key), is_first.unsqueeze(0))
+            values[name] = value[0]
+            if key in state:
+                next_state[key] = states[0]
+        return values, next_state
+
+    def env_actions(self, actions: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Actions are indices already."""
+        return dict(actions)
+
+    def _explore(self, value: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
+        legal = torch.zeros_like(value) if mask is None else torch.zeros_like(value).masked_fill_(~mask, -torch.inf)
+        if self.kind == "boltzmann":
+            return choose(value / max(self.rate, 1e-8) + legal, deterministic=False, generator=generator)
+        explores = torch.rand(value.shape[:-1], device=value.device, generator=generator) < self.rate
+        return torch.where(
+            explores, choose(legal, deterministic=False, generator=generator), greedy_action(value, mask)
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class AgentValues:
+    """What the networks of all groups say of the ``L`` steps of a batch that are learned from, by group.
+
+    Attributes:
+        value: ``[L, N, A, n]`` of the actions at each step.
+        features: ``[L, N, A, F]`` behind these values.
+        next_value: ``[L, N, A, n]`` of the actions in the true successor, without gradient.
+        next_features: ``[L, N, A, F]`` behind those.
+    """
+
+    value: dict[str, Tensor]
+    features: dict[str, Tensor]
+    next_value: dict[str, Tensor]
+    next_features: dict[str, Tensor]
+
+
+class RewardScale(nn.Module):
+    """Divides rewards by their running standard deviation; never centres, which would change the task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("moments", torch.zeros(3, dtype=torch.float64))  # count, mean, sum of squared deviations
+
+    def update(self, reward: Tensor, reduce_sum: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+        """Takes in rewards of any shape, of all processes."""
+        reward = reward.double()
+        count, total = reduce_sum(torch.stack((reward.new_tensor(float(reward.numel())), reward.sum())))
+        mean = total / count
+        squares = reduce_sum((reward - mean).square().sum())
+        old_count, old_mean, old_squares = self.moments
+        new_count, delta = old_count + count, mean - old_mean
+        self.moments = torch.stack(
+            (
+                new_count,
+                old_mean + delta * count / new_count,
+                old_squares + squares + delta.square() * old_count * count / new_count,
+            )
+        )
+
+    def forward(self, reward: Tensor) -> Tensor:
+        """Returns the rewards, scaled once their deviation is known."""
+        deviation = (self.moments[2] / self.moments[0].clamp(min=1)).sqrt()
+        return torch.where(deviation > 1e-6, reward / deviation.clamp(min=1e-6), reward.double()).float()
+
+
+class QLearningModule(MARLModule):
+    """Deep Q-learning for teams (Mnih et al. 2015; Tan 1993), the base of its family.
+
+    Every agent has values of its own actions and acts greedily by them; a member of the family says how they make up
+    the value of the team. Successors are bootstrapped unless the game was over, the best action in them is the best
+    *legal* one, chosen by the learning network and valued by the target network (van Hasselt et al. 2016).
+
+    Without a joint value, agents that are not alive do not count, and being dead is worth 0, unless rewards are shared:
+    then the dead are paid like the others, and what that is worth has to be learned.
+
+    Args:
+        spec: the environment's spec; found in the data module if not given.
+        hidden_sizes: widths of the hidden layers.
+        activation: of the hidden layers.
+        layer_norm: normalise the inputs and the output of every hidden layer.
+        recurrent: put a GRU of width ``hidden_sizes[-1]`` behind the hidden layers.
+        share_parameters: one network for the agents of a group, told apart by their index, or one each.
+        double_q: choose the next action by the learning network.
+        team_reward: how the rewards of all agents become one that all learn from; ``None`` keeps their own, which only
+            methods without a joint value can use.
+        learning_rate: of Adam.
+        adam_eps: epsilon of Adam.
+        gamma: discount per env step.
+        n_steps: rewards that are summed before bootstrapping, within a sequence.
+        td_lambda: mix targets of all lengths instead, see :func:`~marl_lightning.losses.td.td_lambda_target`.
+        huber_delta: error above which the loss is linear; ``None`` is the squared error.
+        max_grad_norm: limit of the norm of the gradient; ``None`` does not clip.
+        target_update_interval: updates after which the target network becomes a copy of the learning one.
+        target_update_rate: instead, in every update, the target network moves this far towards it.
+        scale_reward: divide rewards by their running standard deviation.
+        time_limit_as_terminal: learn as if the game were over at the time limit, as some libraries do. For
+            comparisons only.
+        log_every_env_steps: interval of metrics.
+
+    Raises:
+        ValueError: if two settings exclude each other, or a group's actions are not ``Discrete``.
+    """
+
+    @checked
+    def __init__(
+        self,
+        *,
+        spec: EnvSpec | None = None,
+        hidden_sizes: Annotated[Sequence[PositiveInt], Field(min_length=1)] = (64,),
+        activation: Literal["relu", "tanh"] = "relu",
+        layer_norm: bool = False,
+        recurrent: bool = False,
+        share_parameters: bool = True,
+        double_q: bool = True,
+        team_reward: Literal["sum", "mean", "first"] | None = "sum",
+        learning_rate: PositiveFloat = 5e-4,
+        adam_eps: PositiveFloat = 1e-5,
+        gamma: Fraction = 0.99,
+        n_steps: PositiveInt = 1,
+        td_lambda: Fraction | None = None,
+        huber_delta: PositiveFloat | None = None,
+        max_grad_norm: PositiveFloat | None = 10.0,
+        target_update_interval: PositiveInt = 200,
+        target_update_rate: Annotated[float, Field(gt=0, le=1)] | None = None,
+        scale_reward: bool = False,
+        time_limit_as_terminal: bool = False,
+        log_every_env_steps: PositiveInt = 1000,
+    ):
+        if td_lambda is not None and n_steps > 1:
+            raise ValueError(f"give n_steps={n_steps} or td_lambda={td_lambda}, not both")
+        if self.is_joint and team_reward is None:
+            raise ValueError(
+                f"{type(self).__name__} learns one value for the team: set team_reward to 'sum', 'mean' or 'first'"
+            )
+        super().__init__()
+        self.save_hyperparameters(ignore=["spec"])
+        self.hparams.update(own_arguments(self))
+        self._log_interval = EnvStepInterval(log_every_env_steps)
+        self._episodes: list[dict[str, np.ndarray]] = []
+        if spec is not None:
+            self.use_spec(spec)
+
+    # What members override -------------------------------------------------------------------------------------------
+
+    is_joint = False
+    """Whether there is one value for the team; otherwise every agent learns its own."""
+
+    def build_mixer(self, spec: EnvSpec) -> nn.Module | None:
+        """Returns what makes a joint value of the agents' values ``[..., A]`` and the state; ``None`` without one."""
+        return None
+
+    def mix(
+        self,
+        mixer: nn.Module | None,
+        *,
+        value: Mapping[str, Tensor],
+        action: Mapping[str, Tensor],
+        action_mask: Mapping[str, Tensor],
+        state: Tensor,
+    ) -> Tensor:
+        """Returns the values ``[L, N, 1]`` of a joint action, or ``[L, N, A]`` of each agent's own without a mixer.
+
+        Args:
+            mixer: the learning or the target one.
+            value: by group ``[L, N, A, n]``.
+            action: by group ``[L, N, A]``.
+            action_mask: by group ``[L, N, A, n]``.
+            state: ``[L, N, S]``.
+        """
+        chosen = join({name: take(value[name], action[name]) for name in value})
+        return chosen if mixer is None else mixer(chosen, state)
+
+    # Networks -------------------------------------------------------------------------------------------------------
+
+    def build(self, spec: EnvSpec) -> None:
+        hp = self.hparams
+        body = {key: hp[key] for key in ("hidden_sizes", "recurrent", "activation", "layer_norm")}
+        self.networks = QPolicy()
+        for name, group in spec.groups.items():
+            if not group.is_discrete or group.action_shape:
+                raise ValueError(
+                    f"{type(self).__name__} needs Discrete actions, but those of {name!r} in {spec.name} are "
+                    f"{group.action_space}: use a policy method such as MAPPO or IPPO"
+                )
+            self.networks[name] = QNetwork(group=group, share_parameters=hp.share_parameters, **body)
+        self.mixer = self.build_mixer(spec)
+        self.target_networks = frozen_copy(self.networks)
+        self.target_mixer = None if self.mixer is None else frozen_copy(self.mixer)
+        self.reward_scale = RewardScale() if hp.scale_reward else None
+        self._count_the_dead = self.is_joint or spec.shared_reward or hp.team_reward is not None
+
+    @property
+    def policy(self) -> QPolicy:
+        return self.networks
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the networks have memory."""
+        return self.hparams.recurrent
+
+    def learned_parameters(self) -> list[nn.Parameter]:
+        """Returns what the optimiser steps."""
+        return [p for p in self.parameters() if p.requires_grad]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        hp = self.hparams
+        return torch.optim.Adam(self.learned_parameters(), lr=hp.learning_rate, eps=hp.adam_eps, fused=True)
+
+    # Collecting -----------------------------------------------------------------------------------------------------
+
+    def prepare_collection(self) -> None:
+        """Called before env steps are made: explores as much as is due."""
+        self.networks.explore_at(self.env_steps)
+
+    def on_collected(self, rollout: Rollout) -> None:
+        """Called with new env steps, after they have been stored."""
+        self.advance(rollout.env_steps)
+        self._episodes.append(rollout.episodes)
+        if self.reward_scale is not None:
+            self.reward_scale.update(self.reward(rollout.steps).cpu(), self.reduce_sum)
+
+    # Learning -------------------------------------------------------------------------------------------------------
+
+    def training_step(self, stream: ReplayStream, batch_idx: int) -> None:
+        for batch in stream:
+            self.update(batch)
+        if self._log_interval.crossed(self.env_steps):
+            episodes = {key: np.concatenate([e[key] for e in self._episodes]) for key in self._episodes[0]}
+            self._episodes.clear()
+            metrics = self.flush_metrics({"exploration": self.networks.rate} | episode_metrics(episodes))
+            check_finite(metrics, self.env_steps)
+
+    def update(self, batch: ReplayBatch) -> None:
+        """Makes one update with a batch."""
+        hp = self.hparams
+        loss, error, metrics = self.loss(batch)
+        norm = self.optimise(loss, self.optimizers(), self.learned_parameters(), max_grad_norm=hp.max_grad_norm)
+        batch.update_priorities(error)
+        self.update_targets()
+        self.record(metrics | {"loss": loss, "gradient_norm": norm})
+
+    def loss(self, batch: ReplayBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Returns the loss, the errors ``[L, N]`` by which sequences are prioritised, and diagnostics."""
+        hp, steps = self.hparams, batch.steps[batch.burn_in :]
+        following, mask, next_mask = steps[schema.NEXT], action_masks(steps), action_masks(steps[schema.NEXT])
+        online = self.agent_values(self.networks, batch)
+        with torch.no_grad():
+            target = self.agent_values(self.target_networks, batch)
+            chooser = online if hp.double_q else target
+            next_action = {name: greedy_action(q, next_mask[name]) for name, q in chooser.next_value.items()}
+            next_value = self.mix(
+                self.target_mixer,
+                value=target.next_value,
+                action=next_action,
+                action_mask=next_mask,
+                state=following[schema.STATE],
+            )
+            goal = self.target(batch, next_value)
+        action = {name: steps[name, schema.ACTION] for name in self.networks}
+        value = self.mix(self.mixer, value=online.value, action=action, action_mask=mask, state=steps[schema.STATE])
+        weight = self.weight(batch)
+        loss = td_loss(value - goal, weight * batch.weight.unsqueeze(-1), huber_delta=hp.huber_delta)
+        error = (value - goal).detach()
+        diagnostics = {"q_value": weighted_mean(value, weight), "td_error": weighted_mean(error.abs(), weight)}
+        return loss, _mean_over_agents(error.abs(), weight), diagnostics
+
+    def target(self, batch: ReplayBatch, next_value: Tensor) -> Tensor:
+        """Returns what the values are drawn to, ``[L, N, 1 or A]``, from those of the true successors."""
+        hp, steps = self.hparams, batch.steps[batch.burn_in :]
+        reward = self.reward(steps)
+        if self.reward_scale is not None:
+            reward = self.reward_scale(reward)
+        terminated = steps[schema.NEXT, schema.TERMINATED].unsqueeze(-1)
+        done = terminated | steps[schema.NEXT, schema.TRUNCATED].unsqueeze(-1)
+        if not self._count_the_dead:
+            next_value = next_value * join({name: steps[schema.NEXT, name, schema.ALIVE] for name in self.networks})
+        arguments = {
+            "reward": reward,
+            "next_value": next_value,
+            "terminated": done if hp.time_limit_as_terminal else terminated,
+            "done": done | ~_followed(batch.mask[batch.burn_in :]).unsqueeze(-1),
+            "gamma": hp.gamma,
+        }
+        if hp.td_lambda is not None:
+            return td_lambda_target(td_lambda=hp.td_lambda, **arguments)
+        return n_step_target(steps=hp.n_steps, **arguments)
+
+    def reward(self, steps: TensorDict) -> Tensor:
+        """Returns the rewards that are learned from, ``[..., 1]`` of the team or ``[..., A]`` of each agent."""
+        how = self.hparams.team_reward
+        reward = join({name: steps[schema.NEXT, name, schema.REWARD] for name in self.networks})
+        if how is None:
+            return reward
+        return reward[..., :1] if how == "first" else getattr(reward, how)(-1, keepdim=True)
+
+    def weight(self, batch: ReplayBatch) -> Tensor:
+        """Returns which values count, ``[L, N, 1]`` of the team or ``[L, N, A]`` of each agent, as 0 and 1."""
+        steps, mask = batch.steps[batch.burn_in :], batch.mask[batch.burn_in :].unsqueeze(-1)
+        if self.is_joint:
+            return mask.float()
+        if self._count_the_dead:
+            return mask.float().expand(*mask.shape[:-1], self.spec.num_agents)
+        return (mask & join({name: steps[name, schema.ALIVE] for name in self.networks})).float()
+
+    def agent_values(self, networks: QPolicy, batch: ReplayBatch) -> AgentValues:
+        """Runs the networks over the sequences of a batch.
+
+        The state at the start is rebuilt from the burn-in, with the present parameters and without gradient. The true
+        successor of a step is valued from the state after that step, which is exact at the end of episodes too.
+        """
+        result = AgentValues(value={}, features={}, next_value={}, next_features={})
+        burn_in, is_first = batch.burn_in, batch.steps[schema.IS_FIRST]
+        for name, network in networks.items():
+            inputs = network.inputs(batch.steps[name, schema.OBSERVATION])
+            state = network.initial_state(inputs.shape[1])
+            if burn_in:
+                with torch.no_grad():
+                    _, _, states = network(inputs[:burn_in], state, is_first[:burn_in])
+                state = states[-1]
+            value, features, states = network(inputs[burn_in:], state, is_first[burn_in:])
+            with torch.no_grad():
+                following = network.inputs(batch.steps[schema.NEXT, name, schema.OBSERVATION][burn_in:])
+                goes_on = torch.zeros_like(is_first[burn_in:]).flatten().unsqueeze(0)
+                next_value, next_features, _ = network(
+                    following.flatten(0, 1).unsqueeze(0), states.detach().flatten(0, 1), goes_on
+                )
+            result.value[name], result.features[name] = value, features
+            result.next_value[name] = next_value[0].unflatten(0, value.shape[:2])
+            result.next_features[name] = next_features[0].unflatten(0, value.shape[:2])
+        return result
+
+    def update_targets(self) -> None:
+        """Moves the target networks, by the number of updates that were made."""
+        hp = self.hparams
+        if hp.target_update_rate is None and self.updates % hp.target_update_interval:
+            return
+        pairs = [(self.target_networks, self.networks)]
+        if self.mixer is not None:
+            pairs.append((self.target_mixer, self.mixer))
+        for old, new in pairs:
+            move_towards(old, new, rate=hp.target_update_rate or 1.0)
+
+
+def join(per_group: Mapping[str, Tensor]) -> Tensor:
+    """Returns one tensor with the agents of all groups along the last axis, group after group."""
+    tensors = list(per_group.values())
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, -1)
+
+
+def action_masks(steps: TensorDict) -> dict[str, Tensor]:
+    """Returns the action masks of all groups at the steps."""
+    return {
+        name: group[schema.ACTION_MASK]
+        for name, group in steps.items()
+        if isinstance(group, TensorDict) and schema.ACTION_MASK in group
+    }
+
+
+def frozen_copy(module: nn.Module) -> nn.Module:
+    """Returns a copy that is not learned."""
+    return copy.deepcopy(module).requires_grad_(False)
+
+
+@torch.no_grad()
+def move_towards(old: nn.Module, new: nn.Module, *, rate: float) -> None:
+    """Moves all parameters and buffers of ``old`` a part of the way to those of ``new``; all of it copies them."""
+    targets, sources = list(old.parameters()), list(new.parameters())
+    if rate == 1.0:
+        torch._foreach_copy_(targets, sources)
+    else:
+        torch._foreach_lerp_(targets, sources, rate)
+    for target, source in zip(old.buffers(), new.buffers(), strict=True):
+        target.copy_(source)
+
+
+def check_finite(metrics: Mapping[str, float], env_steps: int) -> None:
+    """Raises ``FloatingPointError`` naming what is NaN or infinite."""
+    broken = [name for name, value in metrics.items() if not np.isfinite(value)]
+    if broken:
+        raise FloatingPointError(
+            f"{', '.join(broken)} became NaN or infinite at env step {env_steps}. Lower algorithm.learning_rate or "
+            "algorithm.max_grad_norm, or check the environment; checkpoints written before this one are untouched."
+        )
+
+
+def _followed(mask: Tensor) -> Tensor:
+    """Returns ``[L, N]``, whether the next step of the sequence is there and counts."""
+    return torch.cat((mask[1:], torch.zeros_like(mask[:1])))
+
+
+def _mean_over_agents(error: Tensor, weight: Tensor) -> Tensor:
+    return (error * weight).sum(-1) / weight.sum(-1).clamp(min=1)
