@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field
 
 from marl_lightning.envs import VectorEnv, make_vector_env
+from marl_lightning.envs.registry import Vectorization
 from marl_lightning.evaluation import load_checkpoint
 from marl_lightning.validation import PositiveInt, find_problems
 
@@ -80,8 +81,10 @@ def build_env(node: Mapping[str, Any], seed: int) -> VectorEnv:
     """Makes the vector environment of an ``env`` group.
 
     Args:
-        node: ``family`` and either ``map_name`` or ``scenario`` name the game, ``num_envs`` counts the instances, all
-            the rest are arguments of the game. An argument of ``None`` keeps the default of the game.
+        node: ``family`` and either ``map_name`` or ``scenario`` name the game, ``num_envs`` counts the instances,
+            ``vectorization``, ``num_workers`` and ``wrappers`` are those of
+            :func:`~marl_lightning.envs.make_vector_env`, and all the rest are arguments of the game. An argument of
+            ``None`` keeps the default of the game.
         seed: instance ``i`` is seeded with ``seed + i``.
     """
     node = _plain(node)
@@ -112,6 +115,7 @@ def validate(cfg: DictConfig) -> None:
 
 _GROUPS = ("env", "data", "algorithm", "trainer", "paths")
 _ENV_KEYS = ("family", "map_name", "scenario", "num_envs")
+_VECTOR_KEYS = ("vectorization", "num_workers", "wrappers")
 
 
 def _plain(node: Any) -> Any:
@@ -133,21 +137,29 @@ def _env_name(node: Mapping[str, Any]) -> str:
 
 def _check_env(cfg: Mapping[str, Any]) -> list[str]:
     node = cfg["env"]
-    problems = find_problems(_env_settings, {key: node[key] for key in _ENV_KEYS if key in node}, prefix="env")
-    arguments = {key: value for key, value in node.items() if key not in _ENV_KEYS and value is not None}
+    general = (*_ENV_KEYS, *_VECTOR_KEYS)
+    problems = find_problems(_env_settings, {key: node[key] for key in general if key in node}, prefix="env")
+    arguments = {key: value for key, value in node.items() if key not in general and value is not None}
     for function, forwards_to in _env_constructors(node):
         filled_in = (*_ENV_KEYS, "game", "seed", "backend")
         problems += find_problems(function, arguments, prefix="env", filled_in=filled_in, forwards_to=forwards_to)
     if not problems:
         try:  # the game itself knows the rest; one instance costs little
             build_env({**node, "num_envs": 1}, seed=0).close()
-        except (ValueError, ImportError) as error:
-            problems = [f"env: {error}"]
+        except (ValueError, TypeError, ImportError) as error:  # the second is of a package that gets a wrong argument
+            problems = [f"env: {' '.join(line.split())}" for line in str(error).splitlines() if line.strip()]
     return problems
 
 
 def _env_settings(
-    *, family: str, num_envs: PositiveInt, map_name: str | None = None, scenario: str | None = None
+    *,
+    family: str,
+    num_envs: PositiveInt,
+    map_name: str | None = None,
+    scenario: str | None = None,
+    vectorization: Vectorization = "auto",
+    num_workers: PositiveInt | None = None,
+    wrappers: list[Any] | None = None,
 ) -> None:
     """The settings that all families have."""
 
@@ -169,6 +181,11 @@ def _env_constructors(node: Mapping[str, Any]) -> Iterator[tuple[Callable[..., A
             from marl_lightning.envs.native.lbf.options import LBFOptions
 
             yield LBFVectorEnv, LBFOptions
+        case "rware":
+            from marl_lightning.envs.native.rware.env import RWAREVectorEnv
+            from marl_lightning.envs.native.rware.options import RWAREOptions
+
+            yield RWAREVectorEnv, RWAREOptions
         case "mpe":
             from marl_lightning.envs.native.mpe import SCENARIOS, MPEVectorEnv
 

@@ -16,10 +16,12 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 
 from marl_lightning.algorithms.base import MARLModule, Policy
+from marl_lightning.data.episodes import true_returns
 from marl_lightning.envs.base import VectorEnv, VectorStep
 from marl_lightning.envs.registry import make_vector_env
 from marl_lightning.envs.spec import EnvSpec
 from marl_lightning.envs.vector.buffers import map_observations
+from marl_lightning.envs.wrappers import freeze_statistics, load_statistics
 from marl_lightning.nn.mode import evaluation_mode
 
 log = logging.getLogger(__name__)
@@ -158,6 +160,7 @@ class _Scores:
     """
 
     def __init__(self, *, spec: EnvSpec, num_envs: int, episodes: int):
+        self._spec = spec
         self._quota = np.full(num_envs, episodes // num_envs)
         self._quota[: episodes % num_envs] += 1
         self._finished = np.zeros(num_envs, np.int64)
@@ -197,13 +200,15 @@ class _Scores:
     def result(self, *, frames: np.ndarray | None) -> EvaluationResult:
         filled = np.arange(self._lengths.shape[1]) < self._quota[:, None]
         returns = {name: values[filled] for name, values in self._returns.items()}
+        info = {key: values[filled] for key, values in self._info.items()}
+        returns = true_returns(self._spec, returns, info)
         every_agent = np.concatenate(list(returns.values()), axis=1)
         return EvaluationResult(
             returns=every_agent.mean(1),
             team_returns=every_agent.sum(1),
             group_returns={name: values.mean(1) for name, values in returns.items()},
             lengths=self._lengths[filled],
-            info={key: values[filled] for key, values in self._info.items()},
+            info=info,
             frames=frames,
         )
 
@@ -280,7 +285,8 @@ def load_checkpoint(
 
     Args:
         path: a ``.ckpt`` file.
-        env: gives the spec; by default the environment of the training is built for a moment.
+        env: gives the spec; by default the environment of the training is built for a moment. If it has wrappers with
+            running statistics, they become those of the checkpoint, and stay as they are.
         device: where to put the module.
 
     Returns:
@@ -298,6 +304,8 @@ def load_checkpoint(
             spec = built.spec
     else:
         spec = env.spec
+        load_statistics(env, checkpoint["marl_lightning"].get("statistics", {}))
+        freeze_statistics(env)
     return _build_module(path, checkpoint, spec).to(device), recipe
 
 
@@ -325,6 +333,8 @@ def evaluate_checkpoint(
     checkpoint = _read_checkpoint(path)
     recipe = checkpoint["marl_lightning"]["env"]
     with _build_env(path, recipe, num_envs=max(1, min(num_envs, episodes)), seed=seed) as env:
+        load_statistics(env, checkpoint["marl_lightning"].get("statistics", {}))
+        freeze_statistics(env)
         module = _build_module(path, checkpoint, env.spec).to(device)
         result = evaluate(
             module.policy,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import signal
 import time
 from collections.abc import Mapping
@@ -77,6 +78,8 @@ def train(cfg: DictConfig) -> TrainingResult:
     if cfg.num_threads is not None:
         torch.set_num_threads(cfg.num_threads)
     seed_everything(cfg.seed, verbose=False)
+    # The cores are shared out among the processes of this machine; torchrun sets it, Lightning's own launcher does not.
+    os.environ.setdefault("LOCAL_WORLD_SIZE", str(_local_processes(cfg.trainer)))
     env = build_env(cfg.env, cfg.seed)
     module = build(cfg.algorithm, spec=env.spec)
     datamodule = build(cfg.data, env=env)
@@ -160,13 +163,17 @@ def _strategy(trainer: Mapping[str, Any]) -> str | Strategy:
     those of rank 0 at each training step.
     """
     strategy = trainer.get("strategy", "auto")
-    devices = num_devices(trainer.get("devices"), available_devices(trainer.get("accelerator")) or 1)
-    several = (devices or 1) > 1 or trainer.get("num_nodes", 1) > 1
+    several = _local_processes(trainer) > 1 or trainer.get("num_nodes", 1) > 1
     if strategy == "ddp" or (strategy == "auto" and several):
         known = inspect.signature(DistributedDataParallel).parameters
         option = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # torch < 2.13
         return DDPStrategy(**{option: False})
     return strategy
+
+
+def _local_processes(trainer: Mapping[str, Any]) -> int:
+    """Returns the number of processes on this machine."""
+    return num_devices(trainer.get("devices"), available_devices(trainer.get("accelerator")) or 1) or 1
 
 
 def _open_run_folder(folder: Path, cfg: DictConfig) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from marl_lightning.data.schema import RecurrentState
 from marl_lightning.envs.base import Observations
 from marl_lightning.envs.spec import EnvSpec
+from marl_lightning.envs.wrappers import load_statistics, statistics_state_dict
 
 
 def with_defaults(init: Callable[..., None], **defaults: Any) -> Callable[..., None]:
@@ -59,7 +60,8 @@ class Policy(Protocol):
             generator: source of randomness, on the device of the policy.
 
         Returns:
-            Per group the actions (``[E, A]`` int64 or ``[E, A, d]`` float32), per group their log-probabilities
+            Per group the actions (``[E, A]`` or, in several parts, ``[E, A, P]`` int64, or ``[E, A, d]`` float32), per
+            group their log-probabilities
             ``[E, A]``, and the next recurrent state.
         """
 
@@ -129,11 +131,15 @@ class MARLModule(LightningModule):
             "env": getattr(datamodule, "recipe", None),
             "env_steps": self.env_steps,
             "updates": self.updates,
+            "statistics": statistics_state_dict(datamodule.env) if hasattr(datamodule, "env") else {},
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         own = checkpoint["marl_lightning"]
         self.env_steps, self.updates = own["env_steps"], own["updates"]
+        datamodule = getattr(self._trainer, "datamodule", None)
+        if hasattr(datamodule, "env"):
+            load_statistics(datamodule.env, own.get("statistics", {}))
 
     # Learning -------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from marl_lightning.envs.spec import EnvSpec
+from marl_lightning.envs.wrappers import recorded_returns
 
 
 class EpisodeStatistics:
@@ -18,6 +19,7 @@ class EpisodeStatistics:
     """
 
     def __init__(self, *, spec: EnvSpec, num_envs: int):
+        self._spec = spec
         self._groups = tuple(spec.groups)
         self._returns = {name: np.zeros((num_envs, group.num_agents)) for name, group in spec.groups.items()}
         self._lengths = np.zeros(num_envs, np.int64)
@@ -51,11 +53,13 @@ class EpisodeStatistics:
         lengths = at_end - np.where(continues, np.roll(at_end, 1), 0)
         self._lengths += len(done)
         self._lengths[env] = len(done) - 1 - time
+        at_end_info = {name: values[time, env] for name, values in info.items()}
+        group_returns = true_returns(self._spec, group_returns, at_end_info)
         every_agent = np.concatenate(list(group_returns.values()), axis=1)
         episodes = {"return": every_agent.mean(1), "team_return": every_agent.sum(1), "length": lengths}
         if len(self._groups) > 1:
             episodes |= {f"return/{name}": returns.mean(1) for name, returns in group_returns.items()}
-        episodes |= {name: values[time, env] for name, values in info.items()}
+        episodes |= {name: values for name, values in at_end_info.items() if not name.startswith("episode_")}
         order = np.argsort(time, kind="stable")
         return {name: values[order] for name, values in episodes.items()}
 
@@ -67,6 +71,25 @@ class EpisodeStatistics:
         """Restores :meth:`state_dict`."""
         self._returns = {name: np.array(values) for name, values in state["returns"].items()}
         self._lengths = np.array(state["lengths"], np.int64)
+
+
+def true_returns(
+    spec: EnvSpec, returns: Mapping[str, np.ndarray], info: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Returns per group ``[n, A]`` what episodes were worth in the rewards of the game itself.
+
+    Wrappers that rescale rewards leave the returns of the game in ``info``: the mean over the agents of a group, which
+    then stands for each of them.
+
+    Args:
+        spec: the environment.
+        returns: per group ``[n, A]``, sums of the rewards that came out of the environment.
+        info: per name ``[n]``, as of the last step of each episode.
+    """
+    recorded = recorded_returns(spec, info)
+    if not recorded:
+        return dict(returns)
+    return {name: np.broadcast_to(recorded[name][:, None], values.shape) for name, values in returns.items()}
 
 
 def episode_metrics(episodes: Mapping[str, np.ndarray]) -> dict[str, float]:

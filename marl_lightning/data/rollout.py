@@ -6,12 +6,13 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lightning import LightningDataModule
+from lightning import LightningDataModule, Trainer
 
 from marl_lightning.data.collector import RolloutCollector
 from marl_lightning.data.schema import Rollout
 from marl_lightning.envs.base import VectorEnv
 from marl_lightning.envs.spec import EnvSpec
+from marl_lightning.envs.wrappers import merge_statistics
 from marl_lightning.nn.mode import evaluation_mode
 from marl_lightning.validation import PositiveInt, checked
 
@@ -31,6 +32,13 @@ class RolloutLoader:
 
     def __iter__(self) -> Iterator[Rollout]:
         yield self._datamodule.collect()
+
+
+def share_statistics(env: VectorEnv, trainer: Trainer) -> None:
+    """Merges the running statistics of wrappers over all processes. A collective, if there are such wrappers."""
+    if trainer.world_size > 1:
+        device = trainer.strategy.root_device
+        merge_statistics(env, lambda tensor: trainer.strategy.all_gather(tensor.to(device)))
 
 
 class RolloutDataModule(LightningDataModule):
@@ -78,6 +86,7 @@ class RolloutDataModule(LightningDataModule):
         with evaluation_mode(module), self.trainer.precision_plugin.forward_context():
             rollout = self.collector.collect(module.policy)
             self.collector.state = module.prepare_rollout(rollout, self.collector.state)
+        share_statistics(self.env, self.trainer)
         self.collect_seconds += time.perf_counter() - start
         return rollout
 

@@ -29,7 +29,8 @@ class Observations(Generic[Array]):
     Attributes:
         observation: per group ``[..., A, *observation_shape]`` in the dtype of the observation space.
         action_mask: per discrete group ``[..., A, n]`` bool, True where legal; every row has a legal action, and an
-            agent that is not alive has exactly one.
+            agent that is not alive has exactly one. Of actions in several parts, one part after another, and the same
+            holds in every part.
         alive: per group ``[..., A]`` bool, whether the agent may act now.
         state: ``[..., S]`` float32 global state.
     """
@@ -100,8 +101,8 @@ class MultiAgentEnv(ABC):
         """Makes one env step.
 
         Args:
-            actions: per group ``[A]`` int64 for discrete or ``[A, d]`` float32 for continuous actions. Actions of
-                agents that are not alive are ignored.
+            actions: per group ``[A]`` int64 for discrete actions, ``[A, P]`` int64 for those in several parts, or
+                ``[A, d]`` float32 for continuous ones. Actions of agents that are not alive are ignored.
 
         Raises:
             ValueError: if an action is not legal.
@@ -161,8 +162,8 @@ class VectorEnv(ABC):
         """Makes one vector step and resets the instances that ended.
 
         Args:
-            actions: per group ``[E, A]`` int64 or ``[E, A, d]`` float32. Actions of agents that are not alive are
-                ignored.
+            actions: per group ``[E, A]`` or ``[E, A, P]`` int64, or ``[E, A, d]`` float32. Actions of agents that are
+                not alive are ignored.
 
         Raises:
             RuntimeError: before the first ``reset``.

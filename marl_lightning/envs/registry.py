@@ -11,7 +11,7 @@ import importlib.util
 import os
 import pkgutil
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -167,6 +167,7 @@ def make_vector_env(
     *,
     vectorization: Vectorization = "auto",
     num_workers: int | None = None,
+    wrappers: Sequence[str | Mapping[str, Any]] = (),
     **kwargs: Any,
 ) -> VectorEnv:
     """Makes a vector environment; errors as for :func:`make_env`.
@@ -181,6 +182,8 @@ def make_vector_env(
             ``"shared_memory"`` in several processes, ``"auto"`` in processes if the game is slow, there are at least 4
             instances and more than one core, and it comes by name. Both give the same results.
         num_workers: processes for ``"shared_memory"``; by default one for every core that this process may use.
+        wrappers: names of wrappers, or mappings of ``name`` and arguments, the first one innermost; see
+            :func:`~marl_lightning.envs.wrappers.wrap`.
         **kwargs: see :func:`make_env`.
 
     Raises:
@@ -215,7 +218,15 @@ def make_vector_env(
         env.recipe = {"name": name, "kwargs": dict(kwargs)}
         if vectorization != "auto":
             env.recipe["kwargs"]["vectorization"] = vectorization
-    return env
+    if not wrappers:
+        return env
+    from marl_lightning.envs.wrappers import wrap
+
+    try:
+        return wrap(env, wrappers)
+    except BaseException:
+        env.close()
+        raise
 
 
 def _choose(family: Family, scenario: str, kwargs: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
