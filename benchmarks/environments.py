@@ -1,4 +1,4 @@
-"""Speed of vector environments over Python games: what a step costs beyond the games, and what processes gain.
+"""Speed of environments: native games against their packages, and what vector environments cost and gain.
 
 Run ``python benchmarks/environments.py [--json FILE] [--seconds S]``. All figures of one run belong together: quote
 their ratios, since machines differ and are noisy. Two figures tell how far to trust them:
@@ -27,7 +27,16 @@ import torch
 from gymnasium import Env, spaces
 from gymnasium.vector import AsyncVectorEnv
 
-from marl_lightning.envs import EnvSpec, GroupSpec, MultiAgentEnv, Observations, PettingZooAdapter, Step, VectorEnv
+from marl_lightning.envs import (
+    EnvSpec,
+    GroupSpec,
+    MultiAgentEnv,
+    Observations,
+    Step,
+    VectorEnv,
+    make_env,
+    make_vector_env,
+)
 from marl_lightning.envs.vector.shared_memory import SharedMemoryVectorEnv
 from marl_lightning.envs.vector.sync import SyncVectorEnv
 
@@ -67,29 +76,43 @@ class IdleGame(MultiAgentEnv):
         return self._step
 
 
-def simple_spread() -> MultiAgentEnv:
-    """The package's simple_spread with three agents."""
-    from mpe2 import simple_spread_v3
+PACKAGE_GAMES = {
+    "simple_spread": "mpe/simple_spread_v3",
+    "LBF 10x10-3p-3f": "lbf/Foraging-2s-10x10-3p-3f-coop-v3",
+}
+"""Games of packages, of three agents each, whose first action is always legal."""
 
-    return PettingZooAdapter(factory=simple_spread_v3.parallel_env)
+NATIVE_GAMES = {
+    "lbf/Foraging-8x8-2p-2f-coop-v3": 1_000_000,
+    "mpe/simple_spread_v3": 1_500_000,
+    "rware/rware-tiny-4ag-v2": 300_000,
+}
+"""Games that are played by their package too, with the env steps per second that 64 instances should reach."""
+
+SINGLE_TARGET = 100_000  # env steps per second of one instance of a native game
 
 
-class GymnasiumSpread(Env):
-    """The same game with gymnasium's interface, observations stacked, for gymnasium's own vector environments."""
+def package_game(name: str) -> MultiAgentEnv:
+    """Returns an instance of the package's own version."""
+    return make_env(name, backend="package")
 
-    def __init__(self) -> None:
-        self._env = simple_spread()
-        group = self._env.spec.groups["agent"]
+
+class GymnasiumGame(Env):
+    """A game with gymnasium's interface, observations stacked, for gymnasium's own vector environments."""
+
+    def __init__(self, name: str) -> None:
+        self._env = package_game(name)
+        ((self._group, group),) = self._env.spec.groups.items()
         self.observation_space = spaces.Box(-np.inf, np.inf, (group.num_agents, *group.observation_shape), np.float32)
         self.action_space = spaces.MultiDiscrete([group.action_size] * group.num_agents)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        return self._env.reset(seed=seed).observation["agent"], {}
+        return self._env.reset(seed=seed).observation[self._group], {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
-        step = self._env.step({"agent": action})
-        reward = float(step.reward["agent"].sum())
-        return step.observations.observation["agent"], reward, step.terminated, step.truncated, {}
+        step = self._env.step({self._group: action})
+        reward = float(step.reward[self._group].sum())
+        return step.observations.observation[self._group], reward, step.terminated, step.truncated, {}
 
 
 def _count(seconds: float, *_: Any) -> int:
@@ -127,19 +150,31 @@ def time_vector_env(env: VectorEnv, seconds: float) -> dict[str, float]:
     """Returns seconds a vector step with fixed legal actions; closes the environment."""
     with env:
         env.reset()
-        group = env.spec.groups["agent"]
-        actions = {"agent": torch.arange(env.num_envs * group.num_agents).reshape(env.num_envs, -1) % group.action_size}
+        actions = fixed_actions(env)
         for _ in range(30):
             env.step(actions)
         return time_steps(lambda: env.step(actions), seconds)
 
 
-def time_gymnasium(num_envs: int, seconds: float) -> dict[str, float]:
+def fixed_actions(env: VectorEnv) -> dict[str, torch.Tensor]:
+    """Returns actions that are always legal: different ones in games without illegal ones, else the first."""
+    everything_is_legal = all(mask.all() for mask in env.reset().action_mask.values())
+    actions = {}
+    for name, group in env.spec.groups.items():
+        shape = (env.num_envs, group.num_agents)
+        actions[name] = torch.zeros(shape, dtype=torch.int64)
+        if everything_is_legal:
+            actions[name] = torch.arange(actions[name].numel()).reshape(shape) % group.action_size
+    return actions
+
+
+def time_gymnasium(name: str, num_envs: int, seconds: float) -> dict[str, float]:
     """Returns seconds a vector step of gymnasium's AsyncVectorEnv, which has a process for every instance."""
-    env = AsyncVectorEnv([GymnasiumSpread] * num_envs, shared_memory=True, context="spawn")
+    env = AsyncVectorEnv([partial(GymnasiumGame, name)] * num_envs, shared_memory=True, context="spawn")
     try:
         env.reset(seed=0)
-        actions = np.arange(num_envs * 3).reshape(num_envs, 3) % 5
+        with SyncVectorEnv(factory=partial(package_game, name), num_envs=num_envs, seed=0) as alike:
+            (actions,) = (tensor.numpy() for tensor in fixed_actions(alike).values())
         for _ in range(30):
             env.step(actions)
         return time_steps(lambda: env.step(actions), seconds)
@@ -162,26 +197,46 @@ def measure_plumbing(num_workers: int, seconds: float) -> dict[str, Any]:
 
 
 def measure_rates(num_workers: int, seconds: float) -> dict[str, Any]:
-    """Measures and prints env steps per second on the package's simple_spread."""
-    report: dict[str, Any] = {}
-    for num_envs in SIZES:
-        cores = obtained_cores(num_workers, seconds / 4)
-        seconds_a_step = {
-            "sync": time_vector_env(SyncVectorEnv(factory=simple_spread, num_envs=num_envs, seed=0), seconds),
-            "shared_memory": time_vector_env(
-                _shared(num_workers, factory=simple_spread, num_envs=num_envs, seed=0), seconds
-            ),
-            "gymnasium_async": time_gymnasium(num_envs, seconds),
-        }
-        cores = (cores + obtained_cores(num_workers, seconds / 4)) / 2  # before and after
-        limit = cores * num_envs / seconds_a_step["sync"]["mean"]
-        print(f"\nsimple_spread, {num_envs} instances: {cores:.2f} obtained cores, limit {limit:,.0f} env steps/s")
-        report[str(num_envs)] = {"obtained_cores": cores, "limit": limit, "env_steps_per_second": {}}
-        for kind, times in seconds_a_step.items():
-            rate = num_envs / times["mean"]
-            report[str(num_envs)]["env_steps_per_second"][kind] = rate
-            target = f"   target {SHARE_TARGET:.0%}" if (kind, num_envs) == ("shared_memory", 16) else ""
-            print(f"  {kind:<16} {rate:>8,.0f} env steps/s {rate / limit:>5.0%} of the limit{target}", flush=True)
+    """Measures and prints env steps per second on games of packages."""
+    return {
+        title: {str(num_envs): _measure_rate(title, name, num_envs, num_workers, seconds) for num_envs in SIZES}
+        for title, name in PACKAGE_GAMES.items()
+    }
+
+
+def _measure_rate(title: str, name: str, num_envs: int, num_workers: int, seconds: float) -> dict[str, Any]:
+    factory = partial(package_game, name)
+    cores = obtained_cores(num_workers, seconds / 4)
+    times = {
+        "sync": time_vector_env(SyncVectorEnv(factory=factory, num_envs=num_envs, seed=0), seconds),
+        "shared_memory": time_vector_env(_shared(num_workers, factory=factory, num_envs=num_envs, seed=0), seconds),
+        "gymnasium_async": time_gymnasium(name, num_envs, seconds),
+    }
+    cores = (cores + obtained_cores(num_workers, seconds / 4)) / 2  # before and after
+    rates = {kind: num_envs / seconds_a_step["mean"] for kind, seconds_a_step in times.items()}
+    limit = cores * rates["sync"]
+    print(f"\n{title} of its package, {num_envs} instances: {cores:.2f} obtained cores, limit {limit:,.0f} env steps/s")
+    for kind, rate in rates.items():
+        target = f"   target {SHARE_TARGET:.0%}" if (kind, num_envs) == ("shared_memory", 16) else ""
+        print(f"  {kind:<16} {rate:>8,.0f} env steps/s {rate / limit:>5.0%} of the limit{target}", flush=True)
+    return {"obtained_cores": cores, "limit": limit, "env_steps_per_second": rates}
+
+
+def measure_native(seconds: float) -> dict[str, Any]:
+    """Measures and prints env steps per second, with one thread, of native games and of one instance of a package."""
+    print("\nnative games, one thread, against one instance of their package: env steps per second")
+    report = {}
+    for name, target in NATIVE_GAMES.items():
+        rates = {}
+        for num_envs in (1, 8, 64, 1024):
+            env = make_vector_env(name, num_envs=num_envs, num_threads=1)
+            rates[str(num_envs)] = num_envs / time_vector_env(env, seconds)["mean"]
+        package = SyncVectorEnv(factory=partial(package_game, name), num_envs=1, seed=0)
+        rates["package"] = 1 / time_vector_env(package, seconds)["mean"]
+        figures = ", ".join(f"{rate:,.0f} ({number})" for number, rate in rates.items())
+        print(f"  {name}: {figures}; {rates['64'] / rates['package']:,.0f} times", flush=True)
+        print(f"    targets {SINGLE_TARGET:,} (1), {target:,} (64)", flush=True)
+        report[name] = rates
     return report
 
 
@@ -205,7 +260,8 @@ def main() -> None:
         "load_average": load,
         "workers": arguments.workers,
         "plumbing_seconds": measure_plumbing(arguments.workers, arguments.seconds),
-        "simple_spread": measure_rates(arguments.workers, arguments.seconds),
+        "rates": measure_rates(arguments.workers, arguments.seconds),
+        "native": measure_native(arguments.seconds),
     }
     if arguments.json:
         with open(arguments.json, "w") as file:
