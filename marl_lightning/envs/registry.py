@@ -39,17 +39,11 @@ class Family:
     batched_scenarios: Callable[[], Iterable[str]] | None = None
     extra: str | None = None
     fast: bool = False
-    parameters_in_name: bool = False
+    open_ended: bool = False
 
     def names(self) -> tuple[str, ...]:
         """Returns the names of its environments, sorted. Raises ``ImportError`` if the package is missing."""
         return tuple(sorted(f"{self.name}/{scenario}" for scenario in self.scenarios()))
-
-    def knows(self, scenario: str) -> bool:
-        """Whether it has this scenario."""
-        if self.parameters_in_name and scenario.endswith(")"):
-            scenario = scenario.partition("(")[0]
-        return scenario in self.scenarios()
 
     def is_batched(self, scenario: str, backend: str | None = None) -> bool:
         """Whether the game is made by ``make_vector``.
@@ -81,7 +75,7 @@ def register_family(
     batched_scenarios: Callable[[], Iterable[str]] | None = None,
     extra: str | None = None,
     fast: bool = False,
-    parameters_in_name: bool = False,
+    open_ended: bool = False,
 ) -> None:
     """Adds a family of games to the names that :func:`make_env` and :func:`make_vector_env` know.
 
@@ -100,7 +94,8 @@ def register_family(
         batched_scenarios: those that ``make_vector`` makes; by default all.
         extra: the extra of this project that brings the package, if there is one.
         fast: a step takes so little time that several processes would not pay.
-        parameters_in_name: scenarios may be followed by parameters in brackets.
+        open_ended: ``make`` takes more names than ``scenarios`` lists, such as ones with parameters, and itself refuses
+            those that it does not know.
 
     Raises:
         ValueError: if the name has a slash or is taken, or neither of the two functions is given.
@@ -117,7 +112,7 @@ def register_family(
         batched_scenarios=batched_scenarios,
         extra=extra,
         fast=fast,
-        parameters_in_name=parameters_in_name,
+        open_ended=open_ended,
     )
 
 
@@ -249,7 +244,7 @@ def _find(name: str) -> tuple[Family, str]:
     """Returns the family and the scenario of a name."""
     family_name, _, scenario = name.partition("/")
     family = _FAMILIES.get(family_name)
-    if family is not None and family.knows(scenario):
+    if family is not None and (family.open_ended or scenario in family.scenarios()):
         return family, scenario
     known = registered_environments() if family is None else family.names()
     nearest = difflib.get_close_matches(name, known, n=3)
@@ -378,9 +373,9 @@ register_family(
 )
 register_family("lbf", scenarios=_lbf_scenarios, make=_make_package_lbf, make_vector=_make_lbf, extra="lbf")
 register_family("gymnasium", scenarios=_gymnasium_scenarios, make=_make_gymnasium, fast=True)
-_register_adapter("pettingzoo", module="pettingzoo_games", extra="sisl, butterfly or classic")
-_register_adapter("openspiel", extra="openspiel", fast=True, parameters_in_name=True)
-_register_adapter("mamujoco", extra="mamujoco")
+_register_adapter("pettingzoo", module="pettingzoo_games", extra="sisl,butterfly,classic", open_ended=True)
+_register_adapter("openspiel", extra="openspiel", fast=True, open_ended=True)
+_register_adapter("mamujoco", extra="mamujoco", open_ended=True)
 _register_adapter("magent2", extra="magent2")
 _register_adapter("lle", extra="lle")
 _register_adapter("smaclite")

@@ -137,12 +137,16 @@ def test_wrong_vectorization(counter_family, name, settings, message):
         make_vector_env(name, num_envs=2, **settings)
 
 
-def test_parameters_in_a_name():
-    family = registry.Family(name="f", scenarios=lambda: ["kuhn"], parameters_in_name=True)
-    assert family.knows("kuhn")
-    assert family.knows("kuhn(players=3)")
-    assert not family.knows("kuh(players=3)")
-    assert not registry.Family(name="f", scenarios=lambda: ["kuhn"]).knows("kuhn(players=3)")
+def test_names_that_are_not_listed():
+    with make_vector_env("openspiel/kuhn_poker(players=3)", num_envs=1) as env:
+        assert env.spec.num_agents == 3
+    for name, message in (
+        ("openspiel/kuhn_pokr", "kuhn_poker"),
+        ("pettingzoo/sisl/waterworld_v4", "gone|no longer|removed"),
+        ("mamujoco/Ant-p2x4", "Ant-2x4"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_env(name)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +171,8 @@ def test_missing_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpe2.simple_spread_v3", None)
     with pytest.raises(ImportError, match=r'pip install "marl-lightning\[mpe\]"'):
         make_env("mpe/simple_spread_v3", backend="package")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "mpe2" else find_spec(name))
     assert "mpe/simple_spread_v3" in registered_environments()  # ours
     assert "mpe/simple_line_v1" not in registered_environments()
 
