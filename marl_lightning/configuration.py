@@ -104,7 +104,16 @@ def validate(cfg: DictConfig) -> None:
         raise ConfigurationError([" ".join(str(error).split())]) from error
     problems = roots = find_problems(Settings, plain)
     if all(isinstance(plain.get(group), dict) for group in _GROUPS):
-        for check in (_check_env, _check_groups, _check_batches, _check_trainer, _check_folder, _check_checkpoint):
+        checks = (
+            _check_env,
+            _check_groups,
+            _check_pairing,
+            _check_batches,
+            _check_trainer,
+            _check_folder,
+            _check_checkpoint,
+        )
+        for check in checks:
             # Leaves out settings of the root that a group repeats by interpolation.
             problems = [*problems, *(p for p in check(plain) if not any(p.endswith(f".{root}") for root in roots))]
     if not problems:
@@ -221,6 +230,21 @@ def _construction_problems(node: Mapping[str, Any]) -> list[str]:
     except ValueError as error:
         return [f"algorithm: {error}"]
     return []
+
+
+def _check_pairing(cfg: Mapping[str, Any]) -> Iterator[str]:
+    """Whether the algorithm learns from this kind of data."""
+    try:
+        algorithm, data = _split(cfg["algorithm"])[0], _split(cfg["data"])[0]
+    except Exception:  # reported as such
+        return
+    wanted = getattr(algorithm, "learns_from", None)
+    if wanted is not None and not (isinstance(data, type) and issubclass(data, wanted)):
+        names = {"RolloutDataModule": "rollout", "ReplayDataModule": "replay"}
+        yield (
+            f"data._target_={cfg['data']['_target_']}: {algorithm.__name__} learns from a {wanted.__name__}, choose "
+            f"data={names.get(wanted.__name__, wanted.__name__)}"
+        )
 
 
 def _check_batches(cfg: Mapping[str, Any]) -> Iterator[str]:

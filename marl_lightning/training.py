@@ -30,6 +30,7 @@ from marl_lightning.configuration import (
     num_devices,
     validate,
 )
+from marl_lightning.data import ReplayDataModule
 from marl_lightning.envs import EnvSpec
 from marl_lightning.runtime import git_revision, keep_freed_memory, quiet_lightning, versions
 
@@ -88,7 +89,7 @@ def train(cfg: DictConfig) -> TrainingResult:
     output_dir = Path(cfg.paths.output_dir)
     if trainer.is_global_zero:
         _open_run_folder(output_dir, cfg)
-        print(_plan(cfg, env.spec, module, trainer.world_size), flush=True)
+        print(_plan(cfg, module, datamodule, trainer.world_size), flush=True)
 
     start = time.perf_counter()
     exit_code = _fit(trainer, module, datamodule, ckpt_path=cfg.ckpt_path)
@@ -187,10 +188,15 @@ def _open_run_folder(folder: Path, cfg: DictConfig) -> None:
     OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
 
 
-def _plan(cfg: DictConfig, spec: EnvSpec, module: MARLModule, world_size: int) -> str:
-    parameters = sum(parameter.numel() for parameter in module.parameters())
+def _plan(cfg: DictConfig, module: MARLModule, datamodule: LightningDataModule, world_size: int) -> str:
+    spec = datamodule.spec
+    parameters = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     env_steps = cfg.env.num_envs * cfg.data.rollout_length * world_size
-    updates = cfg.algorithm.get("num_epochs", 1) * cfg.algorithm.get("num_minibatches", 1)
+    if isinstance(datamodule, ReplayDataModule):
+        updates = f"{cfg.data.num_updates} updates every {cfg.data.training_frequency:,} env steps"
+        updates += f" after {cfg.data.start_training:,}, from the last {cfg.data.capacity:,}"
+    else:
+        updates = f"then {cfg.algorithm.get('num_epochs', 1) * cfg.algorithm.get('num_minibatches', 1)} updates"
     facts = ", ".join(value if key == "note" else f"{key} {value}" for key, value in spec.metadata.items())
     processes = f" x {world_size} processes" if world_size > 1 else ""
     return "\n".join(
@@ -198,7 +204,7 @@ def _plan(cfg: DictConfig, spec: EnvSpec, module: MARLModule, world_size: int) -
             f"environment   {spec.name} ({facts})",
             f"algorithm     {type(module).__name__}, {parameters:,} parameters, {spec.num_agents} agents",
             f"rollout       {cfg.env.num_envs} envs x {cfg.data.rollout_length} steps{processes}"
-            f" = {env_steps:,} env steps, then {updates} updates",
+            f" = {env_steps:,} env steps, {updates}",
             f"total         {cfg.total_env_steps:,} env steps, seed {cfg.seed}, run folder {cfg.paths.output_dir}",
         ]
     )

@@ -75,10 +75,13 @@ class MARLModule(LightningModule):
     Networks are built from the environment's spec: given to the constructor or found in ``trainer.datamodule``.
 
     Attributes:
+        learns_from: the kind of data module that it needs.
         spec: the environment's spec, ``None`` until it is known.
         env_steps: env steps whose data has been learned from, summed over all processes: the only clock.
         updates: optimiser steps made.
     """
+
+    learns_from: type = object
 
     def __init__(self):
         super().__init__()
@@ -119,6 +122,11 @@ class MARLModule(LightningModule):
         return []
 
     def setup(self, stage: str) -> None:
+        if stage == "fit" and not isinstance(self.trainer.datamodule, self.learns_from):
+            raise TypeError(
+                f"{type(self).__name__} learns from a {self.learns_from.__name__}, got "
+                f"{type(self.trainer.datamodule).__name__}"
+            )
         if self.spec is None:
             self.use_spec(self.trainer.datamodule.spec)
         elif stage == "fit" and (found := self.trainer.datamodule.spec).groups != self.spec.groups:

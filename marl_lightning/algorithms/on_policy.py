@@ -17,6 +17,7 @@ from marl_lightning.algorithms.actor_critic import Actor, ActorPolicy, Critic, C
 from marl_lightning.algorithms.base import MARLModule
 from marl_lightning.data import schema
 from marl_lightning.data.episodes import episode_metrics
+from marl_lightning.data.rollout import RolloutDataModule
 from marl_lightning.data.schema import RecurrentState, Rollout
 from marl_lightning.envs.spec import EnvSpec
 from marl_lightning.losses.ppo import (
@@ -70,6 +71,8 @@ class OnPolicyActorCriticModule(MARLModule):
         output_gain: of the initial weights of the actor's last layer.
         compile: compile the loss with ``torch.compile``; without a C++ compiler there is a warning and no change.
     """
+
+    learns_from = RolloutDataModule
 
     @checked
     def __init__(

@@ -18,7 +18,7 @@ from marl_lightning.algorithms.base import MARLModule
 from marl_lightning.clock import EnvStepInterval, Schedule
 from marl_lightning.data import schema
 from marl_lightning.data.episodes import episode_metrics
-from marl_lightning.data.replay import ReplayBatch, ReplayStream
+from marl_lightning.data.replay import ReplayBatch, ReplayDataModule, ReplayStream
 from marl_lightning.data.schema import RecurrentState, Rollout
 from marl_lightning.envs.base import Observations
 from marl_lightning.envs.spec import EnvSpec, GroupSpec
@@ -223,6 +223,8 @@ class QLearningModule(MARLModule):
     Raises:
         ValueError: if two settings exclude each other, or a group's actions are not ``Discrete``.
     """
+
+    learns_from = ReplayDataModule
 
     @checked
     def __init__(

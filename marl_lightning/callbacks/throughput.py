@@ -70,10 +70,11 @@ class ThroughputMonitor(Callback):
         self._end = None
 
     def on_train_batch_start(self, *_: object) -> None:
-        self._update_start = time.perf_counter()
+        self._update_start = time.perf_counter() - self._trainer.datamodule.collect_seconds
 
     def on_train_batch_end(self, *_: object) -> None:
-        self._update_seconds += time.perf_counter() - self._update_start
+        # A replay collects while the module is training: that time counts as collecting.
+        self._update_seconds += time.perf_counter() - self._trainer.datamodule.collect_seconds - self._update_start
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: MARLModule) -> None:
         self._rate.add(pl_module.env_steps)
