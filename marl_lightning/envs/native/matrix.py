@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-import torch
 from gymnasium import spaces
-from torch import Tensor
 
-from marl_lightning.envs.base import Observations, VectorEnv, VectorStep
+from marl_lightning.envs.native.vector import NativeVectorEnv
 from marl_lightning.envs.spec import EnvSpec, GroupSpec
-from marl_lightning.envs.validation import action_arrays, check_legal, check_num_envs, check_reset
-from marl_lightning.envs.vector.buffers import allocate_step, as_tensors
+from marl_lightning.envs.validation import check_legal
 
 _GROUP = "agents"
 
@@ -64,7 +60,12 @@ def payoffs(game: str, *, k: float = 0.0) -> np.ndarray:
     return np.stack([row, column])
 
 
-class MatrixVectorEnv(VectorEnv):
+class _State(NamedTuple):
+    time: np.ndarray
+    """``[E]`` int64, repetitions that were played in the current episode."""
+
+
+class MatrixVectorEnv(NativeVectorEnv):
     """``num_envs`` instances of a matrix game, repeated ``episode_length`` times an episode.
 
     The group ``"agents"`` has two agents. Observations are the constant 1, shape ``(1,)``, and the state is both of
@@ -83,79 +84,57 @@ class MatrixVectorEnv(VectorEnv):
         ValueError: if the game is unknown or a number is out of range.
     """
 
+    _saved_fields = _State._fields
+
     def __init__(self, *, game: str, num_envs: int, seed: int = 0, episode_length: int = 25, k: float = 0.0) -> None:
-        check_num_envs(num_envs)
         if episode_length < 1:
             raise ValueError(f"episode_length must be at least 1, got {episode_length}")
-        self.num_envs = num_envs
-        self.seed = seed
-        self._arguments = {"game": game, "episode_length": episode_length, "k": k}
         self._payoffs = payoffs(game, k=k)
         self._episode_length = episode_length
-        self.spec = EnvSpec(
-            name=f"matrix/{game}",
-            groups={
-                _GROUP: GroupSpec(
-                    agents=("agent_0", "agent_1"),
-                    observation_space=spaces.Box(1.0, 1.0, (1,), np.float32),
-                    action_space=spaces.Discrete(self._payoffs.shape[1]),
-                )
-            },
-            state_size=2,
-            episode_limit=episode_length,
-            can_checkpoint=True,
-            metadata={"backend": "native"},
+        group = GroupSpec(
+            agents=("agent_0", "agent_1"),
+            observation_space=spaces.Box(1.0, 1.0, (1,), np.float32),
+            action_space=spaces.Discrete(self._payoffs.shape[1]),
         )
-        self._arrays = allocate_step(self.spec, num_envs)
+        super().__init__(
+            spec=EnvSpec(
+                name=f"matrix/{game}",
+                groups={_GROUP: group},
+                state_size=2,
+                episode_limit=episode_length,
+                can_checkpoint=True,
+                metadata={"backend": "native"},
+            ),
+            num_envs=num_envs,
+            seed=seed,
+            num_threads=1,
+            arguments={"game": game, "episode_length": episode_length, "k": k},
+        )
+        self._state = _State(time=np.zeros(num_envs, np.int64))
         # Decision points never change, so that they are written once.
         for observations in (self._arrays.observations, self._arrays.final):
             observations.observation[_GROUP].fill(1.0)
             observations.action_mask[_GROUP].fill(True)
             observations.alive[_GROUP].fill(True)
             observations.state.fill(1.0)
-        self._tensors = as_tensors(self._arrays)
-        self._time = np.zeros(num_envs, np.int64)  # repetitions that were played in the current episode
-        self._started = False
 
-    def reset(self, *, seed: int | None = None, mask: np.ndarray | None = None) -> Observations[Tensor]:
-        """See :meth:`VectorEnv.reset`. Raises ``RuntimeError`` if the very first reset is a partial one."""
-        check_reset(self.num_envs, seed=seed, mask=mask)
-        if mask is not None and not self._started:
-            raise RuntimeError("the first reset must be without a mask")
-        if seed is not None:
-            self.seed = seed
-        self._time[... if mask is None else mask] = 0
-        self._started = True
-        return self._tensors.observations
+    def _seed_instances(self, seed: int) -> None:
+        """Nothing is random."""
 
-    def step(self, actions: Mapping[str, Tensor]) -> VectorStep[Tensor]:
-        """See :meth:`VectorEnv.step`. Raises ``ValueError`` if an action has a wrong shape or is not legal."""
-        if not self._started:
-            raise RuntimeError("call reset before step")
-        arrays, actions = self._arrays, action_arrays(self.spec, actions, (self.num_envs,))
-        current = arrays.observations
-        check_legal(self.spec, actions, action_mask=current.action_mask, alive=current.alive)
-        row, column = actions[_GROUP].T
+    def _check_actions(self) -> None:
+        now = self._arrays.observations
+        check_legal(self.spec, self._action_arrays, action_mask=now.action_mask, alive=now.alive)
+
+    def _step_instances(self, first: int, last: int) -> None:
+        arrays, time = self._arrays, self._state.time
+        row, column = self._action_arrays[_GROUP].T
         arrays.reward[_GROUP][:] = self._payoffs[:, row, column].T
-        self._time += 1
-        np.greater_equal(self._time, self._episode_length, out=arrays.truncated)
-        self._time[arrays.truncated] = 0
-        return self._tensors
+        time += 1
+        np.greater_equal(time, self._episode_length, out=arrays.truncated)
+        time[arrays.truncated] = 0
 
-    def replicate(self, *, num_envs: int, seed: int) -> MatrixVectorEnv:
-        """See :meth:`VectorEnv.replicate`."""
-        other = MatrixVectorEnv(num_envs=num_envs, seed=seed, **self._arguments)
-        other.recipe = self.recipe
-        return other
+    def _reset_instances(self, mask: np.ndarray) -> None:
+        self._state.time[mask] = 0
 
-    def state_dict(self) -> dict[str, Any]:
-        """See :meth:`VectorEnv.state_dict`."""
-        return {"seed": self.seed, "started": self._started, "time": torch.from_numpy(self._time.copy())}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> Observations[Tensor]:
-        """See :meth:`VectorEnv.load_state_dict`. Raises ``ValueError`` if the number of instances differs."""
-        if len(state["time"]) != self.num_envs:
-            raise ValueError(f"the state holds {len(state['time'])} instances, this environment {self.num_envs}")
-        self._time[:] = state["time"].numpy()
-        self.seed, self._started = state["seed"], state["started"]
-        return self._tensors.observations
+    def _observe_instances(self) -> None:
+        """Decision points never change."""

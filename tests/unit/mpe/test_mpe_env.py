@@ -211,7 +211,7 @@ def test_illegal_discrete_action(bad):
     actions["adversary"][1, 2] = bad
     with pytest.raises(ValueError, match=r"illegal action .* 'adversary_2' in environment 1"):
         env.step(actions)
-    assert torch.equal(env._tensors.observations.state, state)
+    assert torch.equal(env._step.observations.state, state)
     assert not env._state.time.any()
 
 

@@ -326,7 +326,7 @@ def test_picture_with_units_at_the_border():
         ({"reward_mode": "sign"}, "did you mean 'signed'"),
         ({"invalid_action": "mask_out"}, "did you mean 'mask'"),
         ({"backend": "embeded"}, "did you mean 'embedded'"),
-        ({"num_envs": 0}, "num_envs must be positive"),
+        ({"num_envs": 0}, "num_envs must be at least 1"),
         ({"num_threads": 0}, "num_threads"),
         ({"seed": -1}, "seed"),
         ({"spawn_noise": -0.1}, "spawn_noise"),

@@ -3,41 +3,37 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import itertools
 import math
-import os
 import re
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from gymnasium import spaces
-from torch import Tensor
 
-from marl_lightning.envs.base import Observations, VectorEnv, VectorStep
+from marl_lightning.envs.base import Observations, VectorStep
 from marl_lightning.envs.native.mpe import kernel
 from marl_lightning.envs.native.mpe.kernel import Buffers, State
 from marl_lightning.envs.native.mpe.render import draw_world
 from marl_lightning.envs.native.mpe.scenarios import SCENARIOS, World
+from marl_lightning.envs.native.vector import NativeVectorEnv
 from marl_lightning.envs.spec import EnvSpec, GroupSpec
-from marl_lightning.envs.validation import action_arrays, check_legal, check_num_envs, check_reset
-from marl_lightning.envs.vector.buffers import as_tensors, zeros
-
-# A thread costs about 50 microseconds a step, an instance of simple_spread less than one.
-_INSTANCES_PER_THREAD = 512
-
-_STATE_FIELDS = State._fields[: State._fields.index("force")]
+from marl_lightning.envs.validation import check_legal, check_num_envs
+from marl_lightning.envs.vector.buffers import zeros
 
 
-class MPEVectorEnv(VectorEnv):
+class MPEVectorEnv(NativeVectorEnv):
     """Many instances of a particle scenario, stepped together by compiled kernels that write into preallocated memory.
 
     Agents, groups, spaces, observations, states, rewards and ends are those of ``mpe2`` behind
     :class:`~marl_lightning.envs.adapters.pettingzoo.PettingZooAdapter`, exactly. The state is the package's: the
     observations of all agents in their order. Episodes are truncated after ``max_cycles`` env steps and never
     terminate, unless ``terminate_on_success`` is set. Continuous actions are clipped to [0, 1].
+
+    Actions that are not legal raise ``ValueError`` before anything is changed. Pictures are uint8 ``[350, 350, 3]``;
+    see :func:`~marl_lightning.envs.native.mpe.render.draw_world`.
 
     Args:
         scenario: one of :data:`~marl_lightning.envs.native.mpe.scenarios.SCENARIOS`, such as ``"simple_spread_v3"``.
@@ -59,6 +55,9 @@ class MPEVectorEnv(VectorEnv):
         TypeError: if the scenario does not have an option.
     """
 
+    _instances_per_thread = 512
+    _saved_fields = State._fields[: State._fields.index("force")]
+
     def __init__(
         self,
         *,
@@ -71,21 +70,14 @@ class MPEVectorEnv(VectorEnv):
         **options: Any,
     ) -> None:
         check_num_envs(num_envs)
-        if num_threads is None:
-            num_threads = max(1, min(num_envs // _INSTANCES_PER_THREAD, torch.get_num_threads()))
-        if num_threads < 1:
-            raise ValueError(f"num_threads must be positive, got {num_threads}")
-        num_threads = min(num_threads, num_envs)
         if max_cycles < 1:
             raise ValueError(f"max_cycles must be at least 1, got {max_cycles}")
-        self.num_envs = num_envs
-        self.num_threads = num_threads
-        self.world = _make_world(scenario, options)
-        self._arguments = dict(
-            scenario=scenario, max_cycles=max_cycles, continuous_actions=continuous_actions, **options
-        )
+        make_world = _find_scenario(scenario)
+        filled = inspect.signature(make_world).bind(**options)
+        filled.apply_defaults()
+        self.world = make_world(**options)
         groups = _make_groups(self.world, continuous=continuous_actions)
-        self.spec = EnvSpec(
+        spec = EnvSpec(
             name=f"mpe/{scenario}",
             groups=groups,
             state_size=sum(agent.observation_size for agent in self.world.agents),
@@ -101,41 +93,36 @@ class MPEVectorEnv(VectorEnv):
             group_sizes=[group.num_agents * group.observation_size for group in groups.values()],
         )
         self._state = _allocate_state(num_envs, self.world)
-        num_agents = len(self.world.agents)
+        self._buffers = buffers = _allocate_buffers(spec, num_envs)
         # Columns of each group in arrays of all agents.
-        ends = itertools.accumulate((group.num_agents for group in groups.values()), initial=0)
-        self._columns = dict(zip(groups, itertools.starmap(slice, itertools.pairwise(ends)), strict=True))
+        columns = dict(zip(groups, _blocks(group.num_agents for group in groups.values()), strict=True))
+        super().__init__(
+            spec=spec,
+            num_envs=num_envs,
+            seed=seed,
+            num_threads=num_threads,
+            arguments={
+                "scenario": scenario,
+                "max_cycles": max_cycles,
+                "continuous_actions": continuous_actions,
+                **filled.arguments,
+            },
+            arrays=VectorStep(
+                observations=_make_observations(spec, buffers.observation, buffers.state),
+                reward={name: buffers.reward[:, block] for name, block in columns.items()},
+                terminated=buffers.terminated,
+                truncated=buffers.truncated,
+                final=_make_observations(spec, buffers.final_observation, buffers.final_state),
+                info={},
+            ),
+            actions={
+                name: buffers.choices[:, columns[name]]
+                if group.is_discrete
+                else buffers.controls[:, columns[name], : group.action_size]
+                for name, group in groups.items()
+            },
+        )
         self._all = np.ones(num_envs, np.bool_)
-        # Contiguous ranges of instances, one a thread.
-        self._ranges = list(itertools.pairwise(np.linspace(0, num_envs, num_threads + 1).astype(int).tolist()))
-        width = int(self._constants.num_actions.max()) if continuous_actions else 0
-        size = self.spec.state_size
-        buffers = Buffers(
-            choices=np.zeros((num_envs, num_agents), np.int64),
-            controls=np.zeros((num_envs, num_agents, width), np.float32),
-            observation=zeros((num_envs * size,), np.float32),
-            state=zeros((num_envs, size), np.float32),
-            final_observation=zeros((num_envs * size,), np.float32),
-            final_state=zeros((num_envs, size), np.float32),
-            reward=zeros((num_envs, num_agents), np.float32),
-            terminated=zeros((num_envs,), np.bool_),
-            truncated=zeros((num_envs,), np.bool_),
-        )
-        self._buffers = buffers
-        arrays = VectorStep(
-            observations=_make_observations(self.spec, buffers.observation, buffers.state),
-            reward={name: buffers.reward[:, columns] for name, columns in self._columns.items()},
-            terminated=buffers.terminated,
-            truncated=buffers.truncated,
-            final=_make_observations(self.spec, buffers.final_observation, buffers.final_state),
-            info={},
-        )
-        self._now = arrays.observations
-        self._tensors = as_tensors(arrays)
-        self._pool: ThreadPoolExecutor | None = None
-        self._pool_process = 0
-        self._started = False
-        self._seed_instances(seed)
 
     @property
     def curriculum_stage(self) -> int:
@@ -154,126 +141,40 @@ class MPEVectorEnv(VectorEnv):
         self._stage = stage
         self._constants = self._constants._replace(difficulty=stages[stage])
 
-    def reset(self, *, seed: int | None = None, mask: np.ndarray | None = None) -> Observations[Tensor]:
-        """See :meth:`VectorEnv.reset`. Raises ``RuntimeError`` if the very first reset is a partial one."""
-        check_reset(self.num_envs, seed=seed, mask=mask)
-        if mask is None:
-            mask = self._all
-        elif not self._started:
-            raise RuntimeError("the first reset must be without a mask")
-        if seed is not None:
-            self._seed_instances(seed)
-        kernel.write_instances(np.ascontiguousarray(mask), True, self._state, self._constants, self._buffers)
-        self._started = True
-        return self._tensors.observations
-
-    def step(self, actions: Mapping[str, Tensor]) -> VectorStep[Tensor]:
-        """See :meth:`VectorEnv.step`. Raises ``ValueError`` if an action has a wrong shape or is not legal."""
-        if not self._started:
-            raise RuntimeError("call reset before step")
-        arrays = self._read_actions(actions)
-        arguments = (self._state, self._constants, self._buffers)
-        # The kernel releases the GIL. This thread steps the first range, the pool the others.
-        (first, last), *others = self._ranges
-        pending = [self._threads().submit(kernel.step_instances, *bounds, *arguments) for bounds in others]
-        legal = kernel.step_instances(first, last, *arguments)
-        for future in pending:
-            future.result()
-        if not legal:
-            check_legal(self.spec, arrays, action_mask=self._now.action_mask, alive=self._now.alive)
-        return self._tensors
-
     def replicate(self, *, num_envs: int, seed: int) -> MPEVectorEnv:
         """See :meth:`VectorEnv.replicate`. The new environment is in the same stage of the curriculum."""
-        other = MPEVectorEnv(num_envs=num_envs, seed=seed, **self._arguments)
+        other = super().replicate(num_envs=num_envs, seed=seed)
         other.curriculum_stage = self.curriculum_stage
-        other.recipe = self.recipe
         return other
 
-    def render(self, index: int) -> np.ndarray:
-        """Returns the picture of instance ``index`` as uint8 ``[350, 350, 3]``; see :func:`.render.draw_world`.
+    def _step_instances(self, first: int, last: int) -> None:
+        # The kernel looks at the actions of all instances, so that no thread makes a step if one is illegal.
+        if not kernel.step_instances(first, last, self._state, self._constants, self._buffers):
+            now = self._arrays.observations
+            check_legal(self.spec, self._action_arrays, action_mask=now.action_mask, alive=now.alive)
 
-        After an episode ended, it shows the first picture of the next one.
+    def _reset_instances(self, mask: np.ndarray) -> None:
+        kernel.write_instances(mask, True, self._state, self._constants, self._buffers)
 
-        Raises:
-            RuntimeError: before the first ``reset``.
-            IndexError: if there is no such instance.
-        """
-        if not self._started:
-            raise RuntimeError("call reset before render")
-        if not 0 <= index < self.num_envs:
-            raise IndexError(f"index must be in [0, {self.num_envs}), got {index}")
+    def _observe_instances(self) -> None:
+        kernel.write_instances(self._all, False, self._state, self._constants, self._buffers)
+
+    def _render_instance(self, index: int) -> np.ndarray:
         return draw_world(index, self._state, self.world)
 
-    def state_dict(self) -> dict[str, Any]:
-        """See :meth:`VectorEnv.state_dict`."""
-        return {
-            "game": self._game,
-            "seed": self.seed,
-            "started": self._started,
-            "curriculum_stage": self.curriculum_stage,
-            "fields": {name: torch.from_numpy(getattr(self._state, name).copy()) for name in _STATE_FIELDS},
-        }
+    def _save_extra(self) -> dict[str, Any]:
+        return {"curriculum_stage": self.curriculum_stage}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> Observations[Tensor]:
-        """See :meth:`VectorEnv.load_state_dict`.
-
-        Raises:
-            ValueError: if the state was saved from another scenario, other arguments or another number of instances.
-        """
-        if state["game"] != self._game:
-            raise ValueError(f"the state of {state['game']} does not fit this environment, {self._game}")
-        for name in _STATE_FIELDS:
-            getattr(self._state, name)[...] = state["fields"][name].numpy()
+    def _load_extra(self, state: Mapping[str, Any]) -> None:
         self.curriculum_stage = state["curriculum_stage"]
-        self.seed = state["seed"]
-        self._started = state["started"]
-        if self._started:
-            kernel.write_instances(self._all, False, self._state, self._constants, self._buffers)
-        return self._tensors.observations
-
-    def close(self) -> None:
-        """See :meth:`VectorEnv.close`."""
-        pool, self._pool = self._pool, None
-        if pool is not None and self._pool_process == os.getpid():
-            pool.shutdown()
-
-    def _threads(self) -> ThreadPoolExecutor:
-        """Returns the pool. A forked process inherits it without its threads and gets its own."""
-        if self._pool is None or self._pool_process != os.getpid():
-            self._pool = ThreadPoolExecutor(self.num_threads - 1, thread_name_prefix="mpe")
-            self._pool_process = os.getpid()
-        return self._pool
-
-    @property
-    def _game(self) -> dict[str, Any]:
-        """What must be equal for a saved state to continue exactly."""
-        return {"num_envs": self.num_envs, **self._arguments}
-
-    def _seed_instances(self, seed: int) -> None:
-        if not 0 <= seed < 2**63 - self.num_envs:
-            raise ValueError(f"seed must be in [0, 2^63 - num_envs), got {seed}")
-        self.seed = seed
-        self._state.seed[:] = seed + np.arange(self.num_envs)
-        self._state.episode[:] = -1
-
-    def _read_actions(self, actions: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-        """Copies the actions into the arrays of the kernel and returns them as numpy arrays."""
-        arrays = action_arrays(self.spec, actions, (self.num_envs,))
-        for name, columns in self._columns.items():
-            if self._constants.continuous:
-                self._buffers.controls[:, columns, : arrays[name].shape[-1]] = arrays[name]
-            else:
-                self._buffers.choices[:, columns] = arrays[name]
-        return arrays
 
 
-def _make_world(scenario: str, options: Mapping[str, Any]) -> World:
-    if scenario not in SCENARIOS:
-        nearest = difflib.get_close_matches(scenario, SCENARIOS, n=3)
+def _find_scenario(name: str) -> Callable[..., World]:
+    if name not in SCENARIOS:
+        nearest = difflib.get_close_matches(name, SCENARIOS, n=3)
         hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
-        raise ValueError(f"unknown scenario {scenario!r}, choose one of {', '.join(SCENARIOS)}{hint}")
-    return SCENARIOS[scenario](**options)
+        raise ValueError(f"unknown scenario {name!r}, choose one of {', '.join(SCENARIOS)}{hint}")
+    return SCENARIOS[name]
 
 
 def _make_groups(world: World, *, continuous: bool) -> dict[str, GroupSpec]:
@@ -306,13 +207,29 @@ def _allocate_state(num_envs: int, world: World) -> State:
     )
 
 
+def _allocate_buffers(spec: EnvSpec, num_envs: int) -> Buffers:
+    """Returns the arrays of the kernel, in which the agents of all groups are side by side."""
+    num_agents, size = spec.num_agents, spec.state_size
+    width = max(0 if group.is_discrete else group.action_size for group in spec.groups.values())
+    return Buffers(
+        choices=np.zeros((num_envs, num_agents), np.int64),
+        controls=np.zeros((num_envs, num_agents, width), np.float32),
+        observation=zeros((num_envs * size,), np.float32),
+        state=zeros((num_envs, size), np.float32),
+        final_observation=zeros((num_envs * size,), np.float32),
+        final_state=zeros((num_envs, size), np.float32),
+        reward=zeros((num_envs, num_agents), np.float32),
+        terminated=zeros((num_envs,), np.bool_),
+        truncated=zeros((num_envs,), np.bool_),
+    )
+
+
 def _make_observations(spec: EnvSpec, observation: np.ndarray, state: np.ndarray) -> Observations[np.ndarray]:
     """Returns the decision points whose numbers the kernel writes into ``observation`` and ``state``."""
     num_envs = len(state)
     groups = spec.groups.items()
     shapes = {name: (num_envs, group.num_agents, group.observation_size) for name, group in groups}
-    ends = itertools.accumulate((math.prod(shape) for shape in shapes.values()), initial=0)
-    blocks = itertools.starmap(slice, itertools.pairwise(ends))
+    blocks = _blocks(math.prod(shape) for shape in shapes.values())
     observations = Observations(
         observation={
             name: observation[block].reshape(shape) for (name, shape), block in zip(shapes.items(), blocks, strict=True)
@@ -329,3 +246,8 @@ def _make_observations(spec: EnvSpec, observation: np.ndarray, state: np.ndarray
     for flags in (*observations.action_mask.values(), *observations.alive.values()):
         flags.fill(True)
     return observations
+
+
+def _blocks(lengths: Iterable[int]) -> Iterable[slice]:
+    """Returns where things of these lengths lie, one behind the other."""
+    return itertools.starmap(slice, itertools.pairwise(itertools.accumulate(lengths, initial=0)))

@@ -1,6 +1,6 @@
 """The rules of the SMAC-like simulator as compiled functions of one instance, and the drivers that loop over instances.
 
-All compiled code is in this one file because numba's on-disk cache only notices changes of the file of a driver.
+The rules are in this one file because numba's on-disk cache only notices changes of the file of a driver.
 
 Conventions: ``e`` is the instance; ``i`` and ``j`` are units, agents first, then enemies; ``s`` is the batch
 :class:`State`, ``c`` the :class:`Constants`. Functions allocate nothing, raise nothing and call only each other. All
@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+
+from marl_lightning.envs.native.hashing import mix, stream_key
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +40,6 @@ _NO_COLLISION, _SEPARATE, _SLIDE = range(3)
 # Purposes that keep the random numbers of different rules apart.
 _WEAPON_DELAY, _SPAWN_NOISE = range(2)
 
-_WORD = 0xFFFFFFFF
 _INVERSE_2_24 = np.float32(2.0**-24)
 
 
@@ -212,27 +213,6 @@ def _driver(function):
 
 
 # -------- random numbers
-
-
-@_rule
-def mix(key, value):
-    """Absorbs the integer ``value`` into the 32-bit ``key`` and scrambles it.
-
-    The scrambler is the two-round xorshift-multiply hash of the "hash-prospector" search. Its multipliers are below
-    2^31, so that products of 32-bit words fit in int64 and no language overflows.
-    """
-    key = ((key ^ (value & _WORD)) + 0x9E3779B9) & _WORD
-    key ^= key >> 16
-    key = (key * 0x21F0AAAD) & _WORD
-    key ^= key >> 15
-    key = (key * 0x735A2D97) & _WORD
-    return key ^ (key >> 15)
-
-
-@_rule
-def stream_key(seed, episode, time, purpose):
-    """Returns the key of the random numbers of one step of one episode for one rule."""
-    return mix(mix(mix(mix(mix(0, seed), seed >> 32), episode), time), purpose)
 
 
 @_rule
