@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,12 +15,14 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning import LightningDataModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from tensordict import TensorDict
 from torch import Tensor
-from torchrl.data import LazyMemmapStorage, LazyTensorStorage
 
 from marl_lightning.data import schema
 from marl_lightning.data.collector import RolloutCollector
+from marl_lightning.data.memory import free_memory
+from marl_lightning.data.rollout import share_statistics
 from marl_lightning.data.samplers import (
     NONE,
     EpisodeWindows,
@@ -33,8 +37,6 @@ from marl_lightning.envs.base import VectorEnv
 from marl_lightning.envs.spec import EnvSpec
 from marl_lightning.nn.mode import evaluation_mode
 from marl_lightning.validation import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, checked
-
-_SUCCESSOR = (schema.OBSERVATION, schema.ACTION_MASK, schema.ALIVE)
 
 
 @dataclass(kw_only=True)
@@ -67,30 +69,34 @@ class ReplayBatch:
 
 
 def replay_records(rollout: Rollout) -> TensorDict:
-    """Returns the steps ``[T, E]`` of a rollout with their true successors under ``"next"``.
+    """Returns the steps ``[T, E]`` of a rollout with their true successors under ``"next"``; shares its memory.
 
     The rollout must have been collected with the successors of all episodes that ended.
     """
-    steps = rollout.steps
-    groups = [name for name in steps.keys() if isinstance(steps.get(name), TensorDict) and name != schema.NEXT]  # noqa: SIM118
+    steps, following = rollout.steps, rollout.steps[schema.NEXT]
     time_index, env = rollout.final["time"], rollout.final["env"]
 
-    def successor(key: str | tuple[str, str]) -> Tensor:
-        following = torch.cat((steps[key][1:], rollout.last[key].unsqueeze(0)))
-        following[time_index, env] = rollout.final[key]
-        return following
+    def successors(now: TensorDict, last: TensorDict, final: TensorDict, keys: Iterable[str]) -> dict[str, Tensor]:
+        found = {}
+        for key in keys:
+            found[key] = torch.cat((now[key][1:], last[key].unsqueeze(0)))
+            found[key][time_index, env] = final[key]
+        return found
 
-    own: dict[str, Any] = {key: steps[key].clone() for key in (schema.STATE, schema.IS_FIRST)}
-    following: dict[str, Any] = {
-        schema.STATE: successor(schema.STATE),
-        **{key: steps[schema.NEXT, key].clone() for key in (schema.TERMINATED, schema.TRUNCATED)},
-    }
-    for name in groups:
-        present = [key for key in _SUCCESSOR if key in steps[name].keys()]  # noqa: SIM118
-        own[name] = {key: steps[name, key].clone() for key in (*present, schema.ACTION)}
-        following[name] = {key: successor((name, key)) for key in present}
-        following[name][schema.REWARD] = steps[schema.NEXT, name, schema.REWARD].clone()
-    return TensorDict({**own, schema.NEXT: following}, batch_size=steps.batch_size)
+    own: dict[str, Any] = {key: steps[key] for key in (schema.STATE, schema.IS_FIRST)}
+    after: dict[str, Any] = {key: following[key] for key in (schema.TERMINATED, schema.TRUNCATED)}
+    after |= successors(steps, rollout.last, rollout.final, (schema.STATE,))
+    for name, group in groups_of(steps).items():
+        present = [key for key in (schema.OBSERVATION, schema.ACTION_MASK, schema.ALIVE) if key in group.keys()]  # noqa: SIM118
+        own[name] = {key: group[key] for key in (*present, schema.ACTION)}
+        after[name] = successors(group, rollout.last[name], rollout.final[name], present)
+        after[name][schema.REWARD] = following[name, schema.REWARD]
+    return TensorDict({**own, schema.NEXT: after}, batch_size=steps.batch_size)
+
+
+def groups_of(steps: TensorDict) -> dict[str, TensorDict]:
+    """Returns what steps hold of each group."""
+    return {name: value for name, value in steps.items() if isinstance(value, TensorDict) and name != schema.NEXT}
 
 
 def bytes_per_record(spec: EnvSpec) -> int:
@@ -107,7 +113,10 @@ def bytes_per_record(spec: EnvSpec) -> int:
 
 
 class ReplayBuffer:
-    """A ring of env steps on the CPU, in TorchRL's storage, from which sequences are drawn.
+    """A ring of env steps on the CPU, in memory or memory-mapped, from which sequences are drawn.
+
+    The leaves of the records are written and read one by one: going through a TensorDict, or TorchRL's storages of
+    them, takes three times as long.
 
     Args:
         capacity: number of env steps, exactly.
@@ -115,7 +124,8 @@ class ReplayBuffer:
         seed: of the draws.
         priorities: draw by priority.
         storage: keep the records in ``"memory"``, or in files on a disk (``"memmap"``).
-        directory: of the files; by default a temporary folder that is gone with the buffer.
+        directory: where to make the temporary folder of these files, which is gone with the buffer; by default where
+            the system has its temporary files.
     """
 
     def __init__(
@@ -136,14 +146,11 @@ class ReplayBuffer:
             priorities=priorities,
         )
         self._burn_in = getattr(windows, "burn_in", 0)
+        # By key and over the whole capacity; made with the first records, which say what they consist of.
+        self._leaves: dict[tuple[str, ...], Tensor] = {}
         self._folder: tempfile.TemporaryDirectory | None = None
         if storage == "memmap":
-            if directory is None:
-                self._folder = tempfile.TemporaryDirectory(prefix="replay-")
-                directory = self._folder.name
-            self._storage = LazyMemmapStorage(capacity, scratch_dir=directory)
-        else:
-            self._storage = LazyTensorStorage(capacity)
+            self._folder = tempfile.TemporaryDirectory(prefix="replay-", dir=directory)
 
     def __len__(self) -> int:
         """Number of records."""
@@ -154,21 +161,39 @@ class ReplayBuffer:
         done = records[schema.NEXT, schema.TERMINATED] | records[schema.NEXT, schema.TRUNCATED]
         slots = self.index.insert(streams, records[schema.IS_FIRST].numpy(), done.numpy())
         self.sampler.insert(slots)
-        kept = torch.from_numpy(slots != NONE)
-        self._storage.set(torch.from_numpy(slots)[kept], records[kept])
+        if not self._leaves:
+            self._allocate(records[:1, :1].flatten())
+        slots = torch.from_numpy(slots).flatten()
+        overwritten = max(0, len(slots) - self.index.capacity)
+        for key, leaf in self._leaves.items():
+            leaf.index_copy_(0, slots[overwritten:], records[key].flatten(0, 1)[overwritten:])
+
+    def _allocate(self, record: TensorDict) -> None:
+        for key, leaf in record.items(include_nested=True, leaves_only=True):
+            key, shape = (key,) if isinstance(key, str) else key, (self.index.capacity, *leaf.shape[1:])
+            if self._folder is None:  # zeros take memory only once they are written
+                self._leaves[key] = torch.zeros(shape, dtype=leaf.dtype)
+            else:
+                file = Path(self._folder.name, ".".join(key))
+                size = math.prod(shape)
+                self._leaves[key] = torch.from_file(str(file), shared=True, size=size, dtype=leaf.dtype).view(shape)
 
     def sample(self, count: int, device: torch.device | str = "cpu") -> ReplayBatch | None:
         """Returns ``count`` sequences on ``device``, or ``None`` if none can be drawn yet."""
         draw = self.sampler.sample(count)
         if draw is None:
             return None
-        slots = torch.from_numpy(draw.slots)
-        padding = slots == NONE
-        steps = self._storage.get(slots.clamp(min=0).flatten()).view(slots.shape)
-        if padding.any():
-            _pad(steps, padding)
+        slots = torch.from_numpy(draw.slots).flatten()
+        padding = (slots == NONE).nonzero().squeeze(-1)
+        slots = slots.clamp_(min=0)
+        steps: dict[str, Any] = {}
+        for key, leaf in self._leaves.items():
+            rows = leaf.index_select(0, slots)
+            if len(padding):
+                rows.index_fill_(0, padding, key[-1] in (schema.ACTION_MASK, schema.IS_FIRST))
+            _set_nested(steps, key, rows.view(*draw.slots.shape, *rows.shape[1:]))
         return ReplayBatch(
-            steps=steps.to(device),
+            steps=TensorDict(steps, batch_size=draw.slots.shape).to(device),
             mask=torch.from_numpy(draw.mask).to(device),
             burn_in=self._burn_in,
             weight=torch.from_numpy(draw.weight).to(device),
@@ -177,31 +202,45 @@ class ReplayBuffer:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns everything that :meth:`load_state_dict` needs, the records themselves included."""
-        priorities = self.sampler.priorities
-        filled = torch.arange(len(self))
+        """Returns everything that :meth:`load_state_dict` needs, the records themselves included.
+
+        A ring that is more than half full is not copied, so that saving takes at most half of its memory again.
+        """
+        priorities, filled = self.sampler.priorities, len(self)
+        few = filled <= self.index.capacity // 2
         return {
             "index": _tensors(self.index.state_dict()),
             "generator": self.sampler.generator.get_state(),
             "priorities": None if priorities is None else _tensors(priorities.state_dict()),
-            "records": self._storage.get(filled).to_dict() if len(self) else None,
+            "records": {"/".join(key): leaf[:filled].clone() if few else leaf for key, leaf in self._leaves.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores :meth:`state_dict`. Raises ``ValueError`` if the capacity differs."""
+        """Restores :meth:`state_dict`. Raises ``ValueError`` if the capacity, or what records consist of, differs."""
         self.index.load_state_dict(_arrays(state["index"]))
         self.sampler.generator.set_state(state["generator"])
+        if (state["priorities"] is None) != (self.sampler.priorities is None):
+            raise ValueError("the saved replay is prioritised and this one is not, or the other way round")
         if self.sampler.priorities is not None:
             self.sampler.priorities.load_state_dict(_arrays(state["priorities"]))
-        if state["records"] is not None:
-            records = TensorDict(state["records"], batch_size=[len(self)])
-            self._storage.set(torch.arange(len(self)), records)
+        records = {tuple(key.split("/")): leaf for key, leaf in state["records"].items()}
+        if not records:
+            return
+        if not self._leaves:
+            first: dict[str, Any] = {}
+            for key, leaf in records.items():
+                _set_nested(first, key, leaf[:1])
+            self._allocate(TensorDict(first, batch_size=[1]))
+        if {key: leaf.shape[1:] for key, leaf in records.items()} != {k: v.shape[1:] for k, v in self._leaves.items()}:
+            raise ValueError("the saved replay holds records of another environment")
+        for key, leaf in records.items():
+            self._leaves[key][: len(leaf)] = leaf
 
 
-def _pad(steps: TensorDict, padding: Tensor) -> None:
-    for key, leaf in steps.items(include_nested=True, leaves_only=True):
-        last = key if isinstance(key, str) else key[-1]
-        leaf[padding] = True if last in (schema.ACTION_MASK, schema.IS_FIRST) else 0
+def _set_nested(tree: dict[str, Any], key: tuple[str, ...], value: Tensor) -> None:
+    for name in key[:-1]:
+        tree = tree.setdefault(name, {})
+    tree[key[-1]] = value
 
 
 def _tensors(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,8 +254,9 @@ def _arrays(state: Mapping[str, Any]) -> dict[str, Any]:
 class ReplayStream:
     """Up to ``K`` updates' worth of batches, each made when it is asked for: env steps are made in between as due.
 
-    Iterating yields :class:`ReplayBatch`. The module must make one update with each before it asks for the next. Fewer
-    than ``K`` come while env steps are still being made that no update is due for.
+    Iterating yields :class:`ReplayBatch`. The module must make one update with each before it asks for the next. A
+    stream without updates ends after ``K`` collections, so that callbacks are called before training starts too. Where
+    streams end has no influence on what is collected, drawn and learned.
     """
 
     def __init__(self, datamodule: ReplayDataModule):
@@ -224,14 +264,18 @@ class ReplayStream:
 
     def __iter__(self) -> Iterator[ReplayBatch]:
         data = self._datamodule
-        for made in range(data.updates_per_batch):
-            while not data.update_is_due():
+        made = collections = 0
+        while made < data.updates_per_batch:
+            if data.update_is_due():
+                made += 1
+                batch = data.sample()
+                if batch is not None:
+                    yield batch
+            elif made or collections < data.updates_per_batch:
+                collections += 1
                 data.collect()
-                if not made and not data.update_is_due():
-                    return
-            batch = data.sample()
-            if batch is not None:
-                yield batch
+            else:
+                return
 
 
 class ReplayLoader:
@@ -267,23 +311,28 @@ class ReplayDataModule(LightningDataModule):
         start_training: env steps before the first update.
         training_frequency: env steps from update to update.
         num_updates: updates made each time.
-        updates_per_batch: updates that Lightning sees as one batch, ``K``. It saves Lightning's own cost and changes
-            nothing else.
+        updates_per_batch: updates that Lightning sees as one batch, ``K``. It saves Lightning's own cost, about a
+            millisecond a batch. What is learned does not depend on it, but callbacks, such as the end of training, come
+            only between batches.
         prioritised: draw by priority (Schaul et al. 2016).
         priority_exponent: ``alpha``.
         importance_exponent: ``beta`` at the start.
         importance_anneal_env_steps: env steps over which ``beta`` grows linearly to 1; ``None`` keeps it.
         storage: see :class:`ReplayBuffer`.
-        memory_limit_gib: most that the records of this process may take; by default 80 % of what is free.
+        storage_directory: see :class:`ReplayBuffer`.
+        memory_limit_gib: most that the records of this process may take in memory; by default 80 % of what is free,
+            shared out among the processes of this machine.
 
     Attributes:
         collect_seconds: wall time spent collecting so far.
         env_steps: env steps made by this process.
         updates: updates for which batches were drawn.
+        skipped_updates: those among them for which there was nothing to draw from.
 
     Raises:
         ValueError: if the capacity holds no sequence of every instance, a setting does not go with ``sample``, or the
-            records do not fit the memory.
+            records do not fit the memory or the disk.
+        TypeError: when training starts, if the algorithm does not learn from a replay.
     """
 
     @checked
@@ -306,12 +355,15 @@ class ReplayDataModule(LightningDataModule):
         importance_exponent: Fraction = 0.4,
         importance_anneal_env_steps: PositiveInt | None = None,
         storage: Literal["memory", "memmap"] = "memory",
+        storage_directory: str | Path | None = None,
         memory_limit_gib: PositiveFloat | None = None,
     ):
         super().__init__()
         _check_window(env, capacity=capacity, sample=sample, sequence_length=sequence_length, burn_in=burn_in)
         if storage == "memory":
             _check_memory(env.spec, capacity=capacity, limit_gib=memory_limit_gib)
+        else:
+            _check_disk(env.spec, capacity=capacity, directory=storage_directory)
         self.env = env
         self.capacity = capacity
         self.batch_size = batch_size
@@ -328,9 +380,11 @@ class ReplayDataModule(LightningDataModule):
         self.importance_exponent = importance_exponent
         self.importance_anneal_env_steps = importance_anneal_env_steps
         self.storage = storage
+        self.storage_directory = storage_directory
         self.collect_seconds = 0.0
         self.env_steps = 0
         self.updates = 0
+        self.skipped_updates = 0
         self._collector: RolloutCollector | None = None
         self._buffer: ReplayBuffer | None = None
         self._streams = np.zeros(0, np.int64)
@@ -367,6 +421,7 @@ class ReplayDataModule(LightningDataModule):
         module.prepare_collection()
         with evaluation_mode(module), self.trainer.precision_plugin.forward_context():
             rollout = self.collector.collect(module.policy)
+        share_statistics(self.env, self.trainer)
         self.buffer.extend(replay_records(rollout).cpu(), self._streams)
         self.env_steps += rollout.env_steps
         self.collect_seconds += time.perf_counter() - start
@@ -380,7 +435,14 @@ class ReplayDataModule(LightningDataModule):
             buffer.sampler.priorities.beta = self.importance_exponent_at(self.env_steps * trainer.world_size)
         batch = buffer.sample(self.batch_size, trainer.lightning_module.device)
         if trainer.world_size > 1 and not trainer.strategy.reduce_boolean_decision(batch is not None, all=True):
-            return None
+            batch = None
+        if batch is None:
+            if not self.skipped_updates:
+                rank_zero_warn(
+                    f"no update is made at env step {self.env_steps * trainer.world_size}, since the replay does not "
+                    "hold what is to be drawn yet: set data.start_training higher, or data.capacity if that goes on"
+                )
+            self.skipped_updates += 1
         return batch
 
     def importance_exponent_at(self, env_steps: int) -> float:
@@ -408,13 +470,9 @@ class ReplayDataModule(LightningDataModule):
     def buffer(self) -> ReplayBuffer:
         """The replay of this process, made when first used."""
         if self._buffer is None:
-            windows = EpisodeWindows()
+            windows: Windows = EpisodeWindows()
             if self.sample_kind == "sequences":
-                recurrent = self.trainer.lightning_module.is_recurrent
-                burn_in = self.burn_in
-                if burn_in is None:
-                    burn_in = min(16, self.sequence_length) if recurrent else 0
-                windows = SequenceWindows(length=self.sequence_length, burn_in=burn_in)
+                windows = SequenceWindows(length=self.sequence_length, burn_in=self._burn_in)
             priorities = None
             if self.prioritised:
                 priorities = Priorities(
@@ -426,14 +484,41 @@ class ReplayDataModule(LightningDataModule):
                 seed=self._seed() + 1,
                 priorities=priorities,
                 storage=self.storage,
+                directory=self.storage_directory,
             )
             self._streams = self._buffer.index.open(self.env.num_envs)
         return self._buffer
+
+    @property
+    def _burn_in(self) -> int:
+        if self.burn_in is not None:
+            return self.burn_in
+        remembers = self.sample_kind == "sequences" and self.trainer.lightning_module.is_recurrent
+        return min(16, self.sequence_length) if remembers else 0
 
     def _seed(self) -> int:
         return self.env.seed + self.trainer.global_rank * self.env.num_envs
 
     # Lightning ------------------------------------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        if stage != "fit":
+            return
+        module = self.trainer.lightning_module
+        if not hasattr(module, "on_collected"):
+            raise TypeError(f"{type(module).__name__} does not learn from a replay: use RolloutDataModule for it")
+        if self.burn_in and not module.is_recurrent:
+            raise ValueError(
+                f"burn_in={self.burn_in} rebuilds the memory of a recurrent network, but {type(module).__name__} has "
+                "none: leave it out, or set recurrent=True"
+            )
+        _check_window(
+            self.env,
+            capacity=self.capacity,
+            sample=self.sample_kind,
+            sequence_length=self.sequence_length,
+            burn_in=self._burn_in,
+        )
 
     def local_state_dict(self) -> dict[str, Any]:
         """Returns the exact state of this process: collector, replay, counters."""
@@ -442,13 +527,15 @@ class ReplayDataModule(LightningDataModule):
             "replay": self.buffer.state_dict(),
             "env_steps": self.env_steps,
             "updates": self.updates,
+            "skipped_updates": self.skipped_updates,
         }
 
     def load_local_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores :meth:`local_state_dict`."""
         self.collector.load_state_dict(state["collector"])
         self.buffer.load_state_dict(state["replay"])
-        self.env_steps, self.updates = state["env_steps"], state["updates"]
+        for name in ("env_steps", "updates", "skipped_updates"):
+            setattr(self, name, state[name])
 
     def teardown(self, stage: str) -> None:
         self.env.close()
@@ -480,7 +567,8 @@ def _check_window(env: VectorEnv, *, capacity: int, sample: str, sequence_length
 
 def _check_memory(spec: EnvSpec, *, capacity: int, limit_gib: float | None) -> None:
     needed = capacity * bytes_per_record(spec) / 2**30
-    limit = 0.8 * _free_memory() / 2**30 if limit_gib is None else limit_gib
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    limit = 0.8 * free_memory() / processes / 2**30 if limit_gib is None else limit_gib
     if needed > limit:
         raise ValueError(
             f"a replay of capacity={capacity} takes {needed:.3g} GiB, more than the {limit:.3g} GiB that it may: make "
@@ -488,15 +576,13 @@ def _check_memory(spec: EnvSpec, *, capacity: int, limit_gib: float | None) -> N
         )
 
 
-def _free_memory() -> float:
-    """Returns the bytes of main memory that are free, or endless where the system does not tell."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024.0 * int(line.split()[1])
-    except OSError:
-        pass
-    try:
-        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, ValueError, OSError):
-        return float("inf")
+def _check_disk(spec: EnvSpec, *, capacity: int, directory: str | Path | None) -> None:
+    folder = Path(directory or tempfile.gettempdir())
+    if not folder.is_dir():
+        raise ValueError(f"storage_directory={str(folder)!r} is not a folder: make it first")
+    needed, free = capacity * bytes_per_record(spec) / 2**30, shutil.disk_usage(folder).free / 2**30
+    if needed > free:
+        raise ValueError(
+            f"a replay of capacity={capacity} takes {needed:.3g} GiB, more than the {free:.3g} GiB that are free in "
+            f"{folder}: make it smaller, or set storage_directory to a folder on another disk"
+        )

@@ -97,48 +97,56 @@ class StreamIndex:
         if not ((streams >= 0) & (streams < len(self._count))).all() or self._closed[streams].any():
             raise ValueError(f"streams must be open, got {streams.tolist()}")
         slots = np.empty(is_first.shape, np.int64)
-        for t in range(len(is_first)):
-            # Chunks no longer than the ring, so that a chunk never overwrites itself.
-            for begin in range(0, len(streams), self.capacity):
-                part = slice(begin, begin + self.capacity)
-                slots[t, part] = self._insert_row(streams[part], is_first[t, part], done[t, part])
-        total = slots.size
-        if total > self.capacity:
-            slots.ravel()[: total - self.capacity] = NONE
+        # Blocks that fit into the ring, so that none overwrites itself: of whole rows, or else parts of one.
+        rows, width = max(1, self.capacity // max(1, len(streams))), min(len(streams), self.capacity)
+        for row in range(0, len(is_first), rows):
+            for column in range(0, len(streams), max(1, width)):
+                part = slice(row, row + rows), slice(column, column + width)
+                slots[part] = self._insert_block(streams[part[1]], is_first[part], done[part])
+        if slots.size > self.capacity:
+            slots.ravel()[: slots.size - self.capacity] = NONE
         return slots
 
-    def _insert_row(self, streams: np.ndarray, is_first: np.ndarray, done: np.ndarray) -> np.ndarray:
-        slots = (self._position + np.arange(len(streams))) % self.capacity
-        self._drop(slots)
-        seq, before = self._count[streams], self._last_slot[streams]
-        self.stream[slots], self.seq[slots] = streams, seq
-        self.following[slots] = NONE
-        self.preceding[slots] = before
-        alive = before != NONE
-        # The slot of the record before may have been given away in this very row.
-        alive &= (self.stream[before] == streams) & (self.seq[before] == seq - 1)
-        self.following[before[alive]] = slots[alive]
-        self._episode[streams[is_first]] = seq[is_first]
-        self._episode_slot[streams[is_first]] = slots[is_first]
-        self.start[slots] = self._episode[streams]
-        self.stop[slots] = NONE
-        self._stop_episodes(streams[done], seq[done])
-        self._last_slot[streams] = slots
-        self._count[streams] = seq + 1
-        self._position = (self._position + len(streams)) % self.capacity
-        self.size = min(self.size + len(streams), self.capacity)
+    def _insert_block(self, streams: np.ndarray, is_first: np.ndarray, done: np.ndarray) -> np.ndarray:
+        slots = (self._position + np.arange(is_first.size)).reshape(is_first.shape) % self.capacity
+        self._drop(slots.ravel())
+        count, before = self._count[streams], self._last_slot[streams]
+        seq = count + np.arange(len(slots))[:, None]
+        self.stream[slots], self.seq[slots], self.stop[slots] = streams, seq, NONE
+        self.preceding[slots[0]], self.preceding[slots[1:]] = before, slots[:-1]
+        self.following[slots[:-1]], self.following[slots[-1]] = slots[1:], NONE
+        # The slot of the record before may be empty, or have been given away by now.
+        linked = (before != NONE) & (self.stream[before] == streams) & (self.seq[before] == count - 1)
+        self.following[before[linked]] = slots[0, linked]
+        start = np.maximum(np.maximum.accumulate(np.where(is_first, seq, NONE)), self._episode[streams])
+        self.start[slots] = start
+        self._stop_episodes(slots, streams, start, seq, done)
+        started = np.flatnonzero(start[-1] >= count)
+        self._episode_slot[streams[started]] = slots[(start[-1] - count)[started], started]
+        self._episode[streams] = start[-1]
+        self._last_slot[streams] = slots[-1]
+        self._count[streams] = count + len(slots)
+        self._position = (self._position + slots.size) % self.capacity
+        self.size = min(self.size + slots.size, self.capacity)
         return slots
 
     def _drop(self, slots: np.ndarray) -> None:
         old = slots[self.stream[slots] != NONE]
-        # In one row, a stream may lose several records: the highest number counts.
+        # A stream may lose several records at once: the highest number counts.
         np.maximum.at(self._first, self.stream[old], self.seq[old] + 1)
         self.stream[old] = NONE
 
-    def _stop_episodes(self, streams: np.ndarray, seq: np.ndarray) -> None:
-        slots = self._episode_slot[streams]
-        known = (slots != NONE) & (self.stream[slots] == streams) & (self.seq[slots] == self._episode[streams])
-        self.stop[slots[known]] = seq[known]
+    def _stop_episodes(
+        self, slots: np.ndarray, streams: np.ndarray, start: np.ndarray, seq: np.ndarray, done: np.ndarray
+    ) -> None:
+        """Writes where episodes stopped to the records that started them, in this block or before, if still stored."""
+        row, column = np.nonzero(done)
+        first = start[row, column]
+        row_of_start = first - seq[0, column]
+        here = slots[np.maximum(row_of_start, 0), column]
+        first_slot = np.where(row_of_start >= 0, here, self._episode_slot[streams[column]])
+        stored = (first != NONE) & (self.stream[first_slot] == streams[column]) & (self.seq[first_slot] == first)
+        self.stop[first_slot[stored]] = seq[row, column][stored]
 
     # Distances of all slots; those of empty ones mean nothing --------------------------------------------------------
 
@@ -165,15 +173,15 @@ class StreamIndex:
         Returns:
             ``[before + after, N]``, ``NONE`` beyond the ends of what is stored of the stream.
         """
-        slots = np.full((before + after, len(starts)), NONE, np.int64)
+        slots = np.empty((before + after, len(starts)), np.int64)
         slots[before] = starts
-        left = self.left(starts)
-        for i in range(1, before + 1):
-            found = left >= i
-            slots[before - i, found] = self.preceding[slots[before - i + 1, found]]
+        for i in range(before - 1, -1, -1):
+            slots[i] = self.preceding[slots[i + 1]]
         for i in range(before + 1, before + after):
-            found = slots[i - 1] != NONE
-            slots[i, found] = self.following[slots[i - 1, found]]
+            slots[i] = self.following[slots[i - 1]]
+        # Beyond the ends these are any slots.
+        offset = np.arange(-before, after)[:, None]
+        slots[(offset < -self.left(starts)) | (offset > self.right(starts))] = NONE
         return slots
 
     def state_dict(self) -> dict[str, Any]:

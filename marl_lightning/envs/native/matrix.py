@@ -103,7 +103,7 @@ class MatrixVectorEnv(NativeVectorEnv):
                 state_size=2,
                 episode_limit=episode_length,
                 can_checkpoint=True,
-                metadata={"backend": "native"},
+                metadata={"backend": "embedded"},
             ),
             num_envs=num_envs,
             seed=seed,

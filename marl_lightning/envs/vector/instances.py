@@ -10,6 +10,9 @@ import numpy as np
 
 from marl_lightning.envs.base import MultiAgentEnv, Observations, VectorStep
 
+Factory = Callable[[], MultiAgentEnv] | Sequence[Callable[[], MultiAgentEnv]]
+"""Returns a new instance at every call; or one such function for each of the ``E`` instances."""
+
 
 class Instances:
     """Some of the ``E`` instances of a vector environment, stepped one after another into rows of its arrays.
@@ -17,7 +20,7 @@ class Instances:
     Errors that an instance raises keep their type and get a note with the index of the instance.
 
     Args:
-        factory: returns a new instance at every call.
+        factory: see :data:`Factory`.
         indices: which of the ``E`` instances these are; instance ``i`` writes row ``i``.
         num_envs: ``E``.
 
@@ -29,9 +32,7 @@ class Instances:
         ValueError: if the specs of the instances differ. The instances are closed then, as after other errors.
     """
 
-    def __init__(
-        self, *, factory: Callable[[], MultiAgentEnv], indices: range, num_envs: int, autoreset: bool = True
-    ) -> None:
+    def __init__(self, *, factory: Factory, indices: range, num_envs: int, autoreset: bool = True) -> None:
         self.progress = np.zeros(1, np.int64)
         self.spec = None
         self._indices = indices
@@ -43,7 +44,7 @@ class Instances:
             with self._naming():
                 for index in indices:
                     self.progress[0] = index
-                    self._envs.append(factory())
+                    self._envs.append(factory() if callable(factory) else factory[index]())
             self.spec = self._envs[0].spec
             for index, env in self._indexed():
                 check_equal_specs(self.spec, env.spec, first=indices.start, second=index)
@@ -139,6 +140,12 @@ class Instances:
             name = f" ({self.spec.name})" if self.spec is not None else ""
             error.add_note(f"raised by environment {self.progress[0]} of {self._num_envs}{name}")
             raise
+
+
+def check_factory(factory: Factory, num_envs: int) -> None:
+    """Raises ``ValueError`` if there are several functions, but not one for each instance."""
+    if not callable(factory) and len(factory) != num_envs:
+        raise ValueError(f"several factories must be one for each of the {num_envs} instances, got {len(factory)}")
 
 
 def check_equal_specs(first_spec: Any, second_spec: Any, *, first: int, second: int) -> None:

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -21,10 +21,10 @@ import cloudpickle
 import numpy as np
 from torch import Tensor
 
-from marl_lightning.envs.base import MultiAgentEnv, Observations, VectorStep
+from marl_lightning.envs.base import Observations, VectorStep
 from marl_lightning.envs.validation import action_arrays, check_num_envs
 from marl_lightning.envs.vector import worker as protocol
-from marl_lightning.envs.vector.instances import check_equal_specs
+from marl_lightning.envs.vector.instances import Factory, check_equal_specs, check_factory
 from marl_lightning.envs.vector.layout import Block
 from marl_lightning.envs.vector.python_games import PythonVectorEnv
 
@@ -53,8 +53,8 @@ class SharedMemoryVectorEnv(PythonVectorEnv):
     system.
 
     Args:
-        factory: returns a new instance at every call, in a worker. May be a lambda or a local function. All instances
-            must have equal specs.
+        factory: returns a new instance at every call, in a worker; or a list of one such function for each instance.
+            May be a lambda or a local function. All instances must have equal specs.
         num_envs: number of instances.
         seed: instance ``i`` is seeded with ``seed + i`` at the first reset.
         num_workers: processes, at most ``num_envs``; by default one for every core that this process may use.
@@ -64,15 +64,15 @@ class SharedMemoryVectorEnv(PythonVectorEnv):
         autoreset: see :class:`PythonVectorEnv`.
 
     Raises:
-        ValueError: if ``num_envs`` or ``num_workers`` is less than 1, ``timeout`` is not positive, or the specs of the
-            instances differ.
+        ValueError: if ``num_envs`` or ``num_workers`` is less than 1, ``timeout`` is not positive, the specs of the
+            instances differ, or the list is of another length.
         RuntimeError: if a worker dies or does not answer in time.
     """
 
     def __init__(
         self,
         *,
-        factory: Callable[[], MultiAgentEnv],
+        factory: Factory,
         num_envs: int,
         seed: int,
         num_workers: int | None = None,
@@ -81,6 +81,7 @@ class SharedMemoryVectorEnv(PythonVectorEnv):
         autoreset: bool = True,
     ) -> None:
         check_num_envs(num_envs)
+        check_factory(factory, num_envs)
         if num_workers is not None and num_workers < 1:
             raise ValueError(f"num_workers must be at least 1, got {num_workers}")
         if timeout <= 0:
@@ -387,10 +388,9 @@ def _stop_workers(workers: list[_Worker], owner: int) -> None:
 
 
 def usable_cores() -> int:
-    """Returns the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Returns the number of cores that this process may use; ``LOCAL_WORLD_SIZE`` training processes share them."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
 @contextmanager

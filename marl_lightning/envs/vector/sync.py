@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from marl_lightning.envs.base import MultiAgentEnv, VectorStep
+from marl_lightning.envs.base import VectorStep
 from marl_lightning.envs.validation import action_arrays, check_num_envs
 from marl_lightning.envs.vector.buffers import allocate_step
-from marl_lightning.envs.vector.instances import Instances
+from marl_lightning.envs.vector.instances import Factory, Instances, check_factory
 from marl_lightning.envs.vector.python_games import PythonVectorEnv
 
 
@@ -22,21 +22,21 @@ class SyncVectorEnv(PythonVectorEnv):
     ``spec.can_checkpoint``; their ``state_dict`` must then hold only tensors, numbers, strings and containers of them.
 
     Args:
-        factory: returns a new instance at every call. All instances must have equal specs.
+        factory: returns a new instance at every call; or a list of one such function for each instance. All instances
+            must have equal specs.
         num_envs: number of instances.
         seed: instance ``i`` is seeded with ``seed + i`` at the first reset.
         autoreset: see :class:`PythonVectorEnv`.
 
     Raises:
-        ValueError: if ``num_envs`` is less than 1 or the specs of the instances differ.
+        ValueError: if ``num_envs`` is less than 1, the specs of the instances differ, or the list is of another length.
 
     Errors that an instance raises keep their type and get a note with the index of the instance.
     """
 
-    def __init__(
-        self, *, factory: Callable[[], MultiAgentEnv], num_envs: int, seed: int, autoreset: bool = True
-    ) -> None:
+    def __init__(self, *, factory: Factory, num_envs: int, seed: int, autoreset: bool = True) -> None:
         check_num_envs(num_envs)
+        check_factory(factory, num_envs)
         self._factory = factory
         self._envs = Instances(factory=factory, indices=range(num_envs), num_envs=num_envs, autoreset=autoreset)
         spec = self._envs.spec

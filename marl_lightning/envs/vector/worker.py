@@ -14,16 +14,15 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from typing import Any
 
 import cloudpickle
 
-from marl_lightning.envs.base import MultiAgentEnv
 from marl_lightning.envs.spec import EnvSpec
-from marl_lightning.envs.vector.instances import Instances
+from marl_lightning.envs.vector.instances import Factory, Instances
 from marl_lightning.envs.vector.layout import Block, Carver
 
 STEP = b"s"
@@ -84,7 +83,7 @@ def receive_object(connection: Connection) -> Any:
 
 def run_worker(
     connection: Connection,
-    factory: Callable[[], MultiAgentEnv] | bytes,
+    factory: Factory | bytes,
     indices: range,
     num_envs: int,
     autoreset: bool,
@@ -94,7 +93,7 @@ def run_worker(
 
     Args:
         connection: to the parent; the first thing to come is the descriptor of the trace file.
-        factory: makes an instance, or a pickle of such a function.
+        factory: makes instances, or a pickle of it.
         indices: the instances of this worker.
         num_envs: number of instances of all workers.
         autoreset: whether instances that ended are reset.
