@@ -342,6 +342,24 @@ def _make_package_lbf(scenario: str, **kwargs: Any) -> MultiAgentEnv:
     return LBFAdapter(scenario=scenario, **kwargs)
 
 
+def _rware_scenarios() -> Iterable[str]:
+    from marl_lightning.envs.native.rware.scenarios import SCENARIOS
+
+    return SCENARIOS
+
+
+def _make_rware(scenario: str, **kwargs: Any) -> VectorEnv:
+    from marl_lightning.envs.native.rware.env import RWAREVectorEnv
+
+    return RWAREVectorEnv(scenario=scenario, **kwargs)
+
+
+def _make_package_rware(scenario: str, **kwargs: Any) -> MultiAgentEnv:
+    from marl_lightning.envs.adapters.rware import RWAREAdapter
+
+    return RWAREAdapter(scenario=scenario, **kwargs)
+
+
 def _gymnasium_scenarios() -> Iterable[str]:
     import gymnasium
 
@@ -372,6 +390,7 @@ register_family(
     extra="mpe",
 )
 register_family("lbf", scenarios=_lbf_scenarios, make=_make_package_lbf, make_vector=_make_lbf, extra="lbf")
+register_family("rware", scenarios=_rware_scenarios, make=_make_package_rware, make_vector=_make_rware, extra="rware")
 register_family("gymnasium", scenarios=_gymnasium_scenarios, make=_make_gymnasium, fast=True)
 _register_adapter("pettingzoo", module="pettingzoo_games", extra="sisl,butterfly,classic", open_ended=True)
 _register_adapter("openspiel", extra="openspiel", fast=True, open_ended=True)

@@ -7,7 +7,21 @@ Where things are: :mod:`.scenarios` has the worlds as data, :mod:`.kernel` the p
 :mod:`.env` the vector environment, :mod:`.render` the pictures.
 """
 
-from marl_lightning.envs.native.mpe.env import MPEVectorEnv
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from marl_lightning.envs.native.mpe.scenarios import SCENARIOS
 
+if TYPE_CHECKING:
+    from marl_lightning.envs.native.mpe.env import MPEVectorEnv
+
 __all__ = ["SCENARIOS", "MPEVectorEnv"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "MPEVectorEnv":  # needs torch and numba
+        from marl_lightning.envs.native.mpe.env import MPEVectorEnv
+
+        return MPEVectorEnv
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
