@@ -155,8 +155,10 @@ def _check_env(cfg: Mapping[str, Any]) -> list[str]:
     if not problems:
         try:  # the game itself knows the rest; one instance costs little
             build_env({**node, "num_envs": 1}, seed=0).close()
-        except (ValueError, TypeError, ImportError) as error:  # the second is of a package that gets a wrong argument
-            problems = [f"env: {' '.join(line.split())}" for line in str(error).splitlines() if line.strip()]
+        except Exception as error:  # of any kind, from a package that gets a wrong argument
+            kind = "" if isinstance(error, ValueError | TypeError | ImportError) else f"{type(error).__name__}: "
+            lines = str(error).splitlines() or [type(error).__name__]
+            problems = [f"env: {kind}{' '.join(line.split())}" for line in lines if line.strip()]
     return problems
 
 

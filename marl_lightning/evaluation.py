@@ -22,6 +22,7 @@ from marl_lightning.envs.registry import make_vector_env
 from marl_lightning.envs.spec import EnvSpec
 from marl_lightning.envs.vector.buffers import map_observations
 from marl_lightning.envs.wrappers import freeze_statistics, load_statistics
+from marl_lightning.envs.wrappers.base import require_autoreset
 from marl_lightning.nn.mode import evaluation_mode
 
 log = logging.getLogger(__name__)
@@ -112,11 +113,12 @@ def evaluate(
         record: render the first :data:`MAX_RENDERED_ENVS` instances and keep the pictures of their best episode.
 
     Raises:
-        ValueError: if ``episodes`` is less than 1.
+        ValueError: if ``episodes`` is less than 1, or the environment does not reset its instances itself.
         NotImplementedError: if ``record`` and the environment has no pictures.
     """
     if episodes < 1:
         raise ValueError(f"episodes must be at least 1, got {episodes}")
+    require_autoreset(env, "evaluation")
     device = _device_of(policy)
     with evaluation_mode(policy), isolate_rng(include_cuda=device.type == "cuda"), torch.no_grad():
         generator = torch.Generator(device).manual_seed(seed)

@@ -36,6 +36,14 @@ class Outcome:
     err: str
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "slow" in config.getoption("markexpr", ""):
+        return
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="long version, selected by -m slow"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     # Tests run in parallel processes, on tensors that are too small for more.

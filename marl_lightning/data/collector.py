@@ -14,6 +14,7 @@ from marl_lightning.data import schema
 from marl_lightning.data.episodes import EpisodeStatistics
 from marl_lightning.data.schema import RecurrentState, Rollout
 from marl_lightning.envs.base import Observations, VectorEnv, VectorStep
+from marl_lightning.envs.wrappers.base import require_autoreset
 
 if TYPE_CHECKING:
     from marl_lightning.algorithms.base import Policy
@@ -51,7 +52,7 @@ class RolloutCollector:
             bootstrapped, or all that ended.
 
     Raises:
-        ValueError: if chunks do not fill a rollout.
+        ValueError: if chunks do not fill a rollout, or the environment does not reset its instances itself.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class RolloutCollector:
         device: torch.device | str = "cpu",
         keep_final: Literal["truncated", "ended"] = "truncated",
     ):
+        require_autoreset(env, "training")
         self.env = env
         self._keep_final = keep_final
         self.rollout_length = rollout_length
@@ -189,6 +191,7 @@ class RolloutCollector:
             initial_state=initial_state,
             chunk_state={key: torch.stack([s[key] for s in chunk_states]) for key in state},
             episodes=self._finished_episodes(),
+            info=self._info,
         )
 
     def _concatenate(self, final: list[TensorDict]) -> TensorDict:

@@ -25,7 +25,7 @@ episodes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -59,6 +59,7 @@ class Rollout:
         initial_state: recurrent state before the first step.
         chunk_state: recurrent state before steps ``0, L, 2L, ...``, each entry ``[T / L, E, ...]``.
         episodes: one array an episode statistic, with an entry for each episode that ended in this rollout.
+        info: by name ``[T, E]`` on the CPU, what the environment reported of every step.
     """
 
     steps: TensorDict
@@ -67,6 +68,7 @@ class Rollout:
     initial_state: RecurrentState
     chunk_state: RecurrentState
     episodes: dict[str, np.ndarray]
+    info: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def env_steps(self) -> int:
@@ -86,4 +88,5 @@ class Rollout:
             initial_state=move(self.initial_state),
             chunk_state=move(self.chunk_state),
             episodes=self.episodes,
+            info=self.info,
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ def check_env(env: MultiAgentEnv | VectorEnv, *, steps: int = 200, seed: int = 0
     replicated as well. Actions come from a generator of its own, and global generators are not touched.
 
     Args:
-        env: the environment, of either contract.
+        env: the environment, of either contract; a vector environment has to reset its instances itself.
         steps: env steps (one instance) or vector steps to play.
         seed: seed of the environment and of the actions.
 
@@ -36,9 +37,12 @@ def check_env(env: MultiAgentEnv | VectorEnv, *, steps: int = 200, seed: int = 0
         ValueError: naming the mistake and its repair. Errors of the environment itself pass through.
     """
     from marl_lightning.envs.wrappers import freeze_statistics  # wrappers check nothing, but are made of environments
+    from marl_lightning.envs.wrappers.base import require_autoreset
 
-    freeze_statistics(env)
     vector = isinstance(env, VectorEnv)
+    if vector:
+        require_autoreset(env, "check_env")
+    freeze_statistics(env)
     leading = (env.num_envs,) if vector else ()
     _check_play(env, leading, steps=steps, seed=seed)
     _check_determinism(env, steps=min(steps, _COMPARED_STEPS), seed=seed)
@@ -205,7 +209,8 @@ def _check_play(env: MultiAgentEnv | VectorEnv, leading: tuple[int, ...], *, ste
         _check_info(spec, step, leading)
         if isinstance(step, VectorStep) and transition.ended.any():
             ended = transition.ended
-            _check_observations(spec, _rows(step.final, ended), (int(ended.sum()),), "final of step")
+            rows = _rows(step.final, ended)
+            _check_observations(spec, rows, (int(ended.sum()),), "final of step", instances=np.flatnonzero(ended))
         episodes.update(transition)
     episodes.finish()
 
@@ -219,13 +224,36 @@ def _rows(observations: Observations[np.ndarray], rows: np.ndarray) -> Observati
     )
 
 
+def _place(bad: np.ndarray, leading: tuple[int, ...], agents: tuple[str, ...], instances: np.ndarray | None) -> str:
+    """Returns which instance and agent the first bad entry belongs to, such as ``" (environment 1, agent 'red_0')"``.
+
+    Args:
+        bad: ``[*leading, A, ...]``, or ``[*leading, ...]`` without agents.
+        leading: ``()`` for one instance, ``(n,)`` for several.
+        agents: names along the axis ``A``, empty if there is none.
+        instances: ``[n]`` their indices, if these are not ``0`` to ``n - 1``.
+    """
+    if not bad.any():
+        return ""
+    first = np.argwhere(bad)[0]
+    words = [f"environment {first[0] if instances is None else instances[first[0]]}"] if leading else []
+    words += [f"agent {agents[first[len(leading)]]!r}"] if agents else []
+    return f" ({', '.join(words)})" if words else ""
+
+
 def _check_observations(
-    spec: EnvSpec, observations: Observations[np.ndarray], leading: tuple[int, ...], where: str
+    spec: EnvSpec,
+    observations: Observations[np.ndarray],
+    leading: tuple[int, ...],
+    where: str,
+    *,
+    instances: np.ndarray | None = None,
 ) -> None:
     _check_groups(spec, observations, where)
     for name, group in spec.groups.items():
         agents = (*leading, group.num_agents)
-        _check_observation(group, observations.observation[name], (*agents, *group.observation_shape), name, where)
+        place = partial(_place, leading=leading, agents=group.agents, instances=instances)
+        _check_observation(group, observations.observation[name], leading, name, where, place)
         alive = observations.alive[name]
         _check_array(alive, agents, np.bool_, f"{where}: alive of {name!r}")
         if group.is_discrete:
@@ -233,14 +261,18 @@ def _check_observations(
             _check_array(mask, (*agents, group.action_size), np.bool_, f"{where}: action_mask of {name!r}")
             for part, legal in enumerate(np.split(mask, group.action_offsets[1:], axis=-1)):
                 what = f"part {part} of action_mask of {name!r}" if group.action_shape else f"action_mask of {name!r}"
-                _check_legal_counts(legal.sum(axis=-1), alive, f"{where}: {what}")
+                _check_legal_counts(legal.sum(axis=-1), alive, f"{where}: {what}", place)
     _check_array(
         observations.state,
         (*leading, spec.state_size),
         np.float32,
         f"{where}: state (spec.state_size={spec.state_size})",
     )
-    _require(np.isfinite(observations.state).all(), f"{where}: state has NaN or infinite entries; mask or clip them")
+    bad = ~np.isfinite(observations.state)
+    _require(
+        not bad.any(),
+        f"{where}: state has NaN or infinite entries{_place(bad, leading, (), instances)}; mask or clip them",
+    )
 
 
 def _check_groups(spec: EnvSpec, observations: Observations[np.ndarray], where: str) -> None:
@@ -262,28 +294,34 @@ def _check_array(array: np.ndarray, shape: tuple[int, ...], dtype: Any, what: st
 
 
 def _check_observation(
-    group: GroupSpec, observation: np.ndarray, shape: tuple[int, ...], name: str, where: str
+    group: GroupSpec,
+    observation: np.ndarray,
+    leading: tuple[int, ...],
+    name: str,
+    where: str,
+    place: Callable[[np.ndarray], str],
 ) -> None:
-    space = group.observation_space
+    space, shape = group.observation_space, (*leading, group.num_agents, *group.observation_shape)
     _check_array(observation, shape, space.dtype, f"{where}: observation of {name!r} (see spec)")
     # Observations of agents that are not alive may be zero, whatever the bounds say. NaN fails both comparisons.
     inside = ((observation >= space.low) & (observation <= space.high)) | (observation == 0)
     _require(
         inside.all(),
-        f"{where}: observation of {name!r} has entries that are NaN or outside of its observation_space {space}; "
-        "repair them or widen the bounds of the space",
+        f"{where}: observation of {name!r} has entries that are NaN or outside of its observation_space {space}"
+        f"{place(~inside)}; repair them or widen the bounds of the space",
     )
 
 
-def _check_legal_counts(legal: np.ndarray, alive: np.ndarray, what: str) -> None:
+def _check_legal_counts(legal: np.ndarray, alive: np.ndarray, what: str, place: Callable[[np.ndarray], str]) -> None:
     _require(
         (legal >= 1).all(),
-        f"{what} has an agent without a legal action, which makes its policy NaN; "
+        f"{what} has an agent without a legal action{place(legal < 1)}, which makes its policy NaN; "
         "give agents that cannot act exactly one, say a no-op",
     )
     _require(
         (legal[~alive] == 1).all(),
-        f"{what}: agents that are not alive must have exactly one legal action, got {legal[~alive]}",
+        f"{what}: agents that are not alive must have exactly one legal action, got {legal[~alive]}"
+        f"{place(~alive & (legal != 1))}",
     )
 
 
@@ -304,7 +342,11 @@ def _check_reward(spec: EnvSpec, transition: _Transition, leading: tuple[int, ..
     for name, group in spec.groups.items():
         reward = rewards[name]
         _check_array(reward, (*leading, group.num_agents), np.float32, f"step: reward of {name!r}, one an agent,")
-        _require(np.isfinite(reward).all(), f"step: reward of {name!r} has NaN or infinite entries")
+        bad = ~np.isfinite(reward)
+        _require(
+            not bad.any(),
+            f"step: reward of {name!r} has NaN or infinite entries{_place(bad, leading, group.agents, None)}",
+        )
         if spec.shared_reward:
             _require(
                 (reward == reward[..., :1]).all(),
@@ -393,10 +435,14 @@ def _run(env: MultiAgentEnv | VectorEnv, observations: Observations, *, steps: i
 
 
 def _check_determinism(env: MultiAgentEnv | VectorEnv, *, steps: int, seed: int) -> None:
-    runs = [_run(env, env.reset(seed=seed), steps=steps, seed=seed) for _ in range(2)]
-    _require_equal_runs(
-        *runs, "reset(seed=) must determine this and all later episodes: draw all randomness from one seeded generator"
-    )
+    repair = "reset(seed=) must determine this and all later episodes: draw all randomness from one seeded generator"
+    runs, later = [], []
+    for _ in range(2):
+        runs.append(_run(env, env.reset(seed=seed), steps=steps, seed=seed))
+        later.append(_copied_observations(env.reset()))
+    _require_equal_runs(*runs, repair)
+    for (what, a), (_, b) in zip(*map(_observation_arrays, later), strict=True):
+        _require(np.array_equal(a, b), f"{what} of the next episode differs after two runs that were equal; {repair}")
 
 
 def _check_state_dict(env: MultiAgentEnv | VectorEnv, *, steps: int, seed: int) -> None:
@@ -538,14 +584,19 @@ def _check_illegal_actions(env: MultiAgentEnv, *, seed: int) -> None:
         if not before.alive[name].any():
             continue
         for part, size in enumerate(group.action_parts):
-            actions = _random_actions(env.spec, before, np.random.default_rng(seed))
-            actions[name].reshape(group.num_agents, -1)[before.alive[name], part] = size
+            legal = np.split(before.action_mask[name], group.action_offsets[1:], axis=-1)[part]
+            out_of_range = np.full(group.num_agents, size)
+            masked = np.where(legal.all(axis=-1), size, legal.argmin(axis=-1))
             in_part = f" in part {part}" if group.action_shape else ""
-            _check_raises(
-                lambda actions=actions: _step(env, actions),
-                ValueError,
-                f"an action of {name!r} that is not legal{in_part}",
-            )
+            for chosen, why in ((out_of_range, ""), (masked, " by its action_mask")):
+                actions = _random_actions(env.spec, before, np.random.default_rng(seed))
+                rows = before.alive[name]
+                actions[name].reshape(group.num_agents, -1)[rows, part] = chosen[rows]
+                _check_raises(
+                    lambda actions=actions: _step(env, actions),
+                    ValueError,
+                    f"an action of {name!r} that is not legal{why}{in_part}",
+                )
 
 
 def _check_step_after_end(env: MultiAgentEnv, *, steps: int, seed: int) -> None:

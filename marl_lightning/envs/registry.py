@@ -11,18 +11,19 @@ import importlib.util
 import os
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from marl_lightning.envs.base import MultiAgentEnv, VectorEnv
-from marl_lightning.envs.validation import check_num_envs
+from marl_lightning.envs.validation import check_num_envs, is_plain
 
 if TYPE_CHECKING:
-    from pettingzoo import ParallelEnv
+    from pettingzoo import AECEnv, ParallelEnv
 
-Factory = Callable[[], "MultiAgentEnv | ParallelEnv"]
+Factory = Callable[[], "MultiAgentEnv | ParallelEnv | AECEnv"]
 Vectorization = Literal["auto", "sync", "shared_memory"]
 
 _FEW_INSTANCES = 4  # with fewer, processes gain less than they cost
@@ -136,8 +137,8 @@ def make_env(name: str | Factory, **kwargs: Any) -> MultiAgentEnv:
     """Makes one instance.
 
     Args:
-        name: a registered name, or a function without arguments that returns a :class:`MultiAgentEnv` or a PettingZoo
-            ``ParallelEnv``.
+        name: a registered name, or a function without arguments that returns a :class:`MultiAgentEnv`, or a
+            ``ParallelEnv`` or ``AECEnv`` of PettingZoo, or an ``EnvBase`` of TorchRL with one instance.
         **kwargs: arguments of the game; none for a function.
 
     Raises:
@@ -167,7 +168,8 @@ def make_vector_env(
 ) -> VectorEnv:
     """Makes a vector environment; errors as for :func:`make_env`.
 
-    Its ``recipe`` holds the name and the arguments that make it again; it is ``None`` if ``name`` is a function.
+    Its ``recipe`` holds the name and the arguments that make it again; it is ``None`` if ``name`` is a function, or an
+    argument is nothing that a checkpoint can hold.
 
     Args:
         name: see :func:`make_env`. A function is called once for every instance.
@@ -209,7 +211,7 @@ def make_vector_env(
         if num_workers is not None and vectorization == "sync":
             raise ValueError(f'num_workers={num_workers} needs vectorization="shared_memory"')
         env = SyncVectorEnv(factory=factory, num_envs=num_envs, seed=seed)
-    if isinstance(name, str):
+    if isinstance(name, str) and is_plain(kwargs):
         env.recipe = {"name": name, "kwargs": dict(kwargs)}
         if vectorization != "auto":
             env.recipe["kwargs"]["vectorization"] = vectorization
@@ -258,9 +260,18 @@ def _call_factory(factory: Factory, **kwargs: Any) -> MultiAgentEnv:
     env = factory()
     if isinstance(env, MultiAgentEnv):
         return env
-    from marl_lightning.envs.adapters.pettingzoo import PettingZooAdapter
+    torchrl = sys.modules.get("torchrl.envs")  # has been imported if this is one of its environments
+    if torchrl is not None and isinstance(env, torchrl.EnvBase):
+        from marl_lightning.envs.adapters.torchrl import TorchRLVectorEnv
+        from marl_lightning.envs.single import SingleEnv
 
-    return PettingZooAdapter(factory=lambda: env)
+        return SingleEnv(env=TorchRLVectorEnv(factory=lambda: env, num_envs=1))
+    from marl_lightning.envs.adapters.packages import require
+    from marl_lightning.envs.adapters.pettingzoo import PettingZooAdapter
+    from marl_lightning.envs.adapters.turn_based import AECAdapter
+
+    takes_turns = isinstance(env, require("pettingzoo", extra="pettingzoo").AECEnv)
+    return (AECAdapter if takes_turns else PettingZooAdapter)(factory=lambda: env)
 
 
 def _lazy(path: str) -> Callable[..., Any]:

@@ -89,3 +89,12 @@ def check_legal(
                 chosen, part = chosen[index], f" in part {index}"
             where = f" in environment {row[0]}" if row else ""
             raise ValueError(f"illegal action {chosen}{part} of agent {group.agents[agent]!r}{where}")
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a checkpoint can hold a value and be loaded safely."""
+    if isinstance(value, Mapping):
+        return all(type(key) is str and is_plain(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return all(is_plain(item) for item in value)
+    return value is None or type(value) in (bool, int, float, str)

@@ -16,10 +16,11 @@ from torch import nn
 
 from marl_lightning.algorithms.mappo import MAPPO
 from marl_lightning.data.rollout import RolloutDataModule
-from marl_lightning.envs import make_vector_env
+from marl_lightning.envs import SyncVectorEnv, make_env, make_vector_env
 from marl_lightning.envs.base import VectorEnv
 from marl_lightning.envs.spec import EnvSpec, GroupSpec
 from marl_lightning.envs.vector.buffers import allocate_step, as_tensors
+from marl_lightning.envs.wrappers import AddAgentID
 from marl_lightning.evaluation import (
     EvaluationResult,
     bootstrap_interval,
@@ -140,6 +141,15 @@ def test_count_is_exact(episodes):
 def test_no_episode_is_no_evaluation():
     with pytest.raises(ValueError, match="at least 1, got 0"):
         evaluate(CountingPolicy(), ScriptedEnv(LENGTHS), episodes=0)
+
+
+def test_instances_that_stand_still_are_refused():
+    # Every step after the end would count as an episode of length 1.
+    env = SyncVectorEnv(factory=lambda: make_env("matrix/climbing"), num_envs=2, seed=0, autoreset=False)
+    with pytest.raises(ValueError, match="make it with autoreset=True"):
+        evaluate(CountingPolicy(), env, episodes=4)
+    with pytest.raises(ValueError, match="make it with autoreset=True"):
+        evaluate(CountingPolicy(), AddAgentID(env), episodes=4)
 
 
 def test_memory_starts_anew_with_every_episode():

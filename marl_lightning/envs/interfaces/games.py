@@ -85,7 +85,7 @@ class RWAREInterface(Interface):
         reward_aggr: see :class:`Interface`.
         disable_env_checker: has no effect, the checks of gymnasium are always off.
         backend: see :class:`LBFInterface`; the package is rware.
-        **options: of :class:`~marl_lightning.envs.native.rware.options.RwareOptions`.
+        **options: of :class:`~marl_lightning.envs.native.rware.options.RWAREOptions`.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +12,8 @@ from gymnasium import spaces
 from marl_lightning.envs.base import MultiAgentEnv, Observations, Step
 from marl_lightning.envs.monitors.machines import Monitor, MonitorStep, PotentialShaping
 from marl_lightning.envs.spec import EnvSpec, GroupSpec
+
+_MAX_BITS = 24  # whole numbers that float32 holds exactly
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,9 @@ class MonitorParallelEnv(MultiAgentEnv):
 
     ``info`` has for every monitored agent ``monitor_state/<agent>`` (index of the state), ``verdict/<agent>`` (1 done,
     0 failed, -1 neither yet) and ``satisfied/<agent>``, which is 1 if the task is done or, once the episode is over,
-    counts as satisfied, else 0.
+    counts as satisfied, else 0. With ``report_labels`` it also has ``label/<agent>``, the label as a number whose bit
+    ``i`` says whether the ``i``-th proposition of its monitor is true, in the order of their names, and ``game_over``,
+    which is 1 if the game itself was over.
 
     Args:
         env: the game; its observations have one axis.
@@ -52,14 +56,23 @@ class MonitorParallelEnv(MultiAgentEnv):
         labeller: returns the label of each monitored agent.
         observe: which monitors an agent sees: its ``"own"``, those of ``"all"`` agents, or ``"none"``.
         reward: what monitored agents are paid: that of the monitor (``"replace"``), both together (``"add"``), or only
-            that of the game (``"env"``). Agents that were not alive before a step get nothing from their monitor.
+            that of the game (``"env"``). Agents that were not alive before a step get nothing from their monitor; nor
+            from the game, if it shares rewards but monitors add to them.
         end_on: the episode is terminated when ``"any"`` or ``"all"`` monitors are in a terminal state, or ``"never"``.
         shaping: of the monitors' rewards.
         keep_history: whether :meth:`history` keeps the episodes.
+        report_labels: put labels into ``info``, for
+            :class:`~marl_lightning.data.counterfactual.CounterfactualReplay`. The monitors then need an attribute
+            ``propositions``, as reward machines have it.
+
+    Attributes:
+        monitors: by agent, in the order of ``spec.agents``.
+        states: of the monitors now.
+        observe, reward, end_on, report_labels: as given.
 
     Raises:
-        ValueError: if there is no monitor, an agent is unknown, observations have more than one axis, or a choice is
-            not one of those above.
+        ValueError: if there is no monitor, an agent is unknown, observations have more than one axis, a choice is
+            not one of those above, or labels cannot be reported.
     """
 
     def __init__(
@@ -73,6 +86,7 @@ class MonitorParallelEnv(MultiAgentEnv):
         end_on: Literal["any", "all", "never"] = "any",
         shaping: PotentialShaping | None = None,
         keep_history: bool = False,
+        report_labels: bool = False,
     ) -> None:
         _check_choice("observe", observe, ("own", "all", "none"))
         _check_choice("reward", reward, ("replace", "add", "env"))
@@ -84,7 +98,10 @@ class MonitorParallelEnv(MultiAgentEnv):
         self.env = env
         self.monitors = {agent: monitors[agent] for agent in env.spec.agents if agent in monitors}
         self._labeller = labeller
-        self._observe_what, self._reward, self._end_on = observe, reward, end_on
+        self.observe, self.reward, self.end_on, self.report_labels = observe, reward, end_on, report_labels
+        self._propositions = (
+            {agent: _propositions(agent, m) for agent, m in self.monitors.items()} if report_labels else {}
+        )
         self._index = {agent: {u: i for i, u in enumerate(m.states)} for agent, m in self.monitors.items()}
         self._potentials = {agent: shaping.potentials(m) for agent, m in self.monitors.items()} if shaping else {}
         self._gamma = shaping.gamma if shaping else 1.0
@@ -102,7 +119,8 @@ class MonitorParallelEnv(MultiAgentEnv):
         self.states = {agent: monitor.initial for agent, monitor in self.monitors.items()}
         if self._history is not None:
             start = {agent: self._index[agent][state] for agent, state in self.states.items()}
-            self._history.append({"states": [start], "labels": [], "actions": [], "rewards": [], "env_rewards": []})
+            steps = {"labels": [], "actions": [], "rewards": [], "env_rewards": []}
+            self._history.append({"states": [start], **steps, "terminated": False})
         return self._observe(self._current)
 
     def step(self, actions: Mapping[str, np.ndarray]) -> Step[np.ndarray]:
@@ -116,9 +134,9 @@ class MonitorParallelEnv(MultiAgentEnv):
         labels = self._labels(context)
         outcomes = {agent: m.step(self.states[agent], labels[agent]) for agent, m in self.monitors.items()}
         terminal = [outcome.terminal for outcome in outcomes.values()]
-        terminated = step.terminated or {"any": any, "all": all, "never": lambda _: False}[self._end_on](terminal)
-        reward = self._rewards(step, outcomes)
-        self._remember(labels, actions, step, reward, outcomes)
+        terminated = step.terminated or self.is_over(terminal)
+        reward = self._rewards(step, outcomes, over=terminated)
+        self._remember(labels, actions, step, reward, outcomes, over=terminated)
         self.states = {agent: outcome.state for agent, outcome in outcomes.items()}
         self._current = step.observations
         truncated = step.truncated and not terminated
@@ -128,14 +146,17 @@ class MonitorParallelEnv(MultiAgentEnv):
             reward=reward,
             terminated=terminated,
             truncated=truncated,
-            info=step.info | self._info(outcomes, over=terminated or truncated),
+            info=step.info
+            | self._info(outcomes, over=terminated or truncated)
+            | self._label_info(labels, game_over=step.terminated),
         )
 
     def history(self) -> list[dict[str, Any]]:
         """Returns the episodes so far, enough to compute every reward of a monitor again; can be written as JSON.
 
         An episode has ``states`` (index of each agent's state, one entry more than the others), ``labels`` (sorted),
-        ``actions`` (per group), ``rewards`` and ``env_rewards`` (by monitored agent, as paid and of the game).
+        ``actions`` (per group), ``rewards`` and ``env_rewards`` (by monitored agent, as paid and of the game), and
+        ``terminated``, whether it has been.
 
         Raises:
             RuntimeError: without ``keep_history``.
@@ -143,6 +164,33 @@ class MonitorParallelEnv(MultiAgentEnv):
         if self._history is None:
             raise RuntimeError("episodes were not kept: make the environment with keep_history=True")
         return self._history
+
+    # What follows from labels, without changing anything ------------------------------------------------------------
+
+    def label(self, agent: str, number: int) -> frozenset[str]:
+        """Returns the label that ``info`` reports as a number, without what the agent's monitor does not mention."""
+        return frozenset(name for i, name in enumerate(self._propositions[agent]) if number >> i & 1)
+
+    def monitor_reward(self, agent: str, state: Hashable, outcome: MonitorStep, *, over: bool) -> float:
+        """Returns what an agent is paid by its monitor for going from ``state`` to ``outcome``, shaping included.
+
+        Args:
+            agent: its name.
+            state: of its monitor before the step.
+            outcome: what its monitor said.
+            over: whether the episode was terminated. Nothing follows then, so that the potential is 0 whatever the
+                state: otherwise it would pay to end a game in a good one (Grzes 2017, "Reward Shaping in Episodic
+                Reinforcement Learning").
+        """
+        if not self._potentials:
+            return outcome.reward
+        potentials = self._potentials[agent]
+        following = 0.0 if over else self._gamma * potentials[outcome.state]
+        return outcome.reward + following - potentials[state]
+
+    def is_over(self, terminal: Iterable[bool]) -> bool:
+        """Returns whether the monitors end the episode, from whether each is in a terminal state."""
+        return {"any": any, "all": all, "never": lambda _: False}[self.end_on](terminal)
 
     def render(self) -> np.ndarray:
         """See :meth:`MultiAgentEnv.render`."""
@@ -183,22 +231,26 @@ class MonitorParallelEnv(MultiAgentEnv):
                     np.concatenate([space.low, low]), np.concatenate([space.high, high]), dtype=space.dtype
                 )
             groups[name] = GroupSpec(agents=group.agents, observation_space=space, action_space=group.action_space)
-        kinds = ("monitor_state", "verdict", "satisfied")
+        kinds = ("monitor_state", "verdict", "satisfied", *(("label",) if self.report_labels else ()))
         return EnvSpec(
             name=spec.name,
             groups=groups,
             state_size=spec.state_size + self._total,
             episode_limit=spec.episode_limit,
-            info_keys=(*spec.info_keys, *(f"{kind}/{agent}" for agent in self.monitors for kind in kinds)),
-            shared_reward=spec.shared_reward and self._reward == "env",
+            info_keys=(
+                *spec.info_keys,
+                *(f"{kind}/{agent}" for agent in self.monitors for kind in kinds),
+                *(("game_over",) if self.report_labels else ()),
+            ),
+            shared_reward=spec.shared_reward and self.reward == "env",
             can_checkpoint=spec.can_checkpoint,
             metadata=spec.metadata,
         )
 
     def _extra_size(self, group: GroupSpec) -> int:
-        if self._observe_what == "none":
+        if self.observe == "none":
             return 0
-        if self._observe_what == "all":
+        if self.observe == "all":
             return self._total
         return max((len(self.monitors[agent].states) for agent in group.agents if agent in self.monitors), default=0)
 
@@ -208,24 +260,34 @@ class MonitorParallelEnv(MultiAgentEnv):
             raise ValueError(f"the labeller gave no label for {missing}: it has to for every monitored agent")
         return {agent: frozenset(labels[agent]) for agent in self.monitors}
 
-    def _rewards(self, step: Step[np.ndarray], outcomes: Mapping[str, MonitorStep]) -> dict[str, np.ndarray]:
-        if self._reward == "env":
+    def _rewards(
+        self, step: Step[np.ndarray], outcomes: Mapping[str, MonitorStep], *, over: bool
+    ) -> dict[str, np.ndarray]:
+        if self.reward == "env":
             return step.reward
         rewards = {}
         for name, group in self.spec.groups.items():
-            rewards[name] = np.array(step.reward[name], np.float32)
+            # Of a team's reward the dead get their part only where all rewards are shared.
+            rewards[name] = np.where(self._current.alive[name], step.reward[name], 0).astype(np.float32)
             for i, agent in enumerate(group.agents):
                 if agent not in outcomes:
                     continue
-                paid = self._monitor_reward(agent, outcomes[agent]) if self._current.alive[name][i] else 0.0
-                rewards[name][i] = paid + (rewards[name][i] if self._reward == "add" else 0.0)
+                paid = (
+                    self.monitor_reward(agent, self.states[agent], outcomes[agent], over=over)
+                    if self._current.alive[name][i]
+                    else 0.0
+                )
+                rewards[name][i] = paid + (rewards[name][i] if self.reward == "add" else 0.0)
         return rewards
 
-    def _monitor_reward(self, agent: str, outcome: MonitorStep) -> float:
-        if not self._potentials:
-            return outcome.reward
-        potentials = self._potentials[agent]
-        return outcome.reward + self._gamma * potentials[outcome.state] - potentials[self.states[agent]]
+    def _label_info(self, labels: Mapping[str, frozenset[str]], *, game_over: bool) -> dict[str, float]:
+        if not self.report_labels:
+            return {}
+        numbers = {
+            f"label/{agent}": float(sum(2**i for i, name in enumerate(names) if name in labels[agent]))
+            for agent, names in self._propositions.items()
+        }
+        return numbers | {"game_over": float(game_over)}
 
     def _info(self, outcomes: Mapping[str, MonitorStep], *, over: bool) -> dict[str, float]:
         info = {}
@@ -248,14 +310,15 @@ class MonitorParallelEnv(MultiAgentEnv):
             size = self._extra_size(group)
             extra = np.zeros((group.num_agents, size), observation.dtype)
             for i, agent in enumerate(group.agents):
-                seen = everything if self._observe_what == "all" else own.get(agent, everything[:0])[:size]
+                seen = everything if self.observe == "all" else own.get(agent, everything[:0])[:size]
                 extra[i, : len(seen)] = seen
             extra[~observations.alive[name]] = 0
-            extended[name] = np.concatenate([observation, extra], axis=-1) if size else observation
+            extended[name] = np.concatenate([observation, extra], axis=-1)
+        # The result belongs to the caller, who may write into it; the game's own is needed again.
         return Observations(
             observation=extended,
-            action_mask=observations.action_mask,
-            alive=observations.alive,
+            action_mask={name: mask.copy() for name, mask in observations.action_mask.items()},
+            alive={name: alive.copy() for name, alive in observations.alive.items()},
             state=np.concatenate([observations.state, everything]),
         )
 
@@ -266,6 +329,8 @@ class MonitorParallelEnv(MultiAgentEnv):
         step: Step[np.ndarray],
         reward: Mapping[str, np.ndarray],
         outcomes: Mapping[str, MonitorStep],
+        *,
+        over: bool,
     ) -> None:
         if self._history is None:
             return
@@ -275,6 +340,7 @@ class MonitorParallelEnv(MultiAgentEnv):
         episode["actions"].append({name: np.asarray(action).tolist() for name, action in actions.items()})
         episode["rewards"].append(self._by_agent(reward))
         episode["env_rewards"].append(self._by_agent(step.reward))
+        episode["terminated"] = over
 
     def _by_agent(self, reward: Mapping[str, np.ndarray]) -> dict[str, float]:
         return {
@@ -307,3 +373,16 @@ def _from_lists(lists: Mapping[str, Any], spec: EnvSpec) -> Observations[np.ndar
         alive={name: np.array(values, np.bool_) for name, values in lists["alive"].items()},
         state=np.array(lists["state"], np.float32),
     )
+
+
+def _propositions(agent: str, monitor: Monitor) -> tuple[str, ...]:
+    """Returns the names that stand for the bits of a reported label."""
+    names = getattr(monitor, "propositions", None)
+    if names is None:
+        raise ValueError(
+            f"report_labels needs to know the propositions of the monitor of {agent!r}: give it an attribute "
+            "propositions, or leave report_labels out"
+        )
+    if len(names) > _MAX_BITS:
+        raise ValueError(f"a label is reported in {_MAX_BITS} bits, but {agent!r} has {len(names)} propositions")
+    return tuple(sorted(names))

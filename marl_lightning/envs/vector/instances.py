@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -121,9 +121,10 @@ class Instances:
                 env.load_state_dict(state)
 
     def close(self) -> None:
-        """Closes the instances. May be called repeatedly."""
-        for env in self._envs:
-            env.close()
+        """Closes the instances, all of them even if one fails to. May be called repeatedly."""
+        with ExitStack() as stack:
+            for env in reversed(self._envs):
+                stack.callback(env.close)
 
     def __iter__(self) -> Iterator[MultiAgentEnv]:
         return iter(self._envs)

@@ -60,7 +60,7 @@ class SharedMemoryVectorEnv(PythonVectorEnv):
         num_workers: processes, at most ``num_envs``; by default one for every core that this process may use.
         context: how processes are started. ``"fork"`` is the fastest, but copies whatever this process holds and may
             deadlock if it runs threads.
-        timeout: seconds within which workers must start with all their instances, and answer every call.
+        timeout: seconds within which workers must start, and finish a call or go on to their next instance.
         autoreset: see :class:`PythonVectorEnv`.
 
     Raises:
@@ -248,9 +248,13 @@ class SharedMemoryVectorEnv(PythonVectorEnv):
         """
         results: dict[int, Any] = dict.fromkeys(self._busy)
         first_error: Exception | None = None
-        deadline = time.monotonic() + self._timeout
+        places, deadline = self._places(), time.monotonic() + self._timeout
         while self._busy:
             ready = self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            if not ready and places != (now := self._places()):
+                # Each instance may take long, as one that has to start StarCraft II first.
+                places, deadline = now, time.monotonic() + self._timeout
+                continue
             if not ready:
                 error = next(iter(self._busy.values())).hang(self._timeout)
                 for worker in self._busy.values():
@@ -275,6 +279,10 @@ class SharedMemoryVectorEnv(PythonVectorEnv):
         if first_error is not None:
             raise first_error
         return results
+
+    def _places(self) -> list[int]:
+        """Returns which instances the busy workers are at."""
+        return [int(worker.progress[0]) for worker in self._busy.values() if worker.progress is not None]
 
     def _call_all(self, method: str, arguments: list[dict[str, Any]], *, close_on_error: bool = False) -> list[Any]:
         """Calls a method of :class:`Instances` in every worker, with arguments for each."""

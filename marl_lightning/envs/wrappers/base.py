@@ -360,6 +360,12 @@ def autoresets(env: VectorEnv) -> bool:
     return getattr(env.unwrapped if isinstance(env, Wrapper) else env, "_autoreset", True)
 
 
+def require_autoreset(env: VectorEnv, what: str) -> None:
+    """Raises ``ValueError`` if instances that ended stand still, which ``what`` would take for more episodes."""
+    if not autoresets(env):
+        raise ValueError(f"{what} needs an environment that resets its instances: make it with autoreset=True")
+
+
 def copy_rows(target: Observations[np.ndarray], source: Observations[np.ndarray], rows: np.ndarray) -> None:
     """Copies the rows ``[E]`` bool of every array."""
     for kind in ("observation", "action_mask", "alive"):

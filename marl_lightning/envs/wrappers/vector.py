@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from marl_lightning.envs.base import Observations, VectorEnv, VectorStep
+from marl_lightning.envs.validation import is_plain
 from marl_lightning.envs.vector.buffers import map_observations, zeros
 from marl_lightning.envs.wrappers.base import ALL, Batch, autoresets
 
@@ -43,7 +44,7 @@ class WrappedVectorEnv(VectorEnv):
 
         inside, name = self.env.recipe, type(self).__name__
         known = name in WRAPPERS and isinstance(self, WRAPPERS[name])
-        if inside is None or not known or not _is_plain(self._arguments):
+        if inside is None or not known or not is_plain(self._arguments):
             return None
         kwargs, entry = inside["kwargs"], {"name": name, **self._arguments}
         return {**inside, "kwargs": {**kwargs, "wrappers": [*kwargs.get("wrappers", ()), entry]}}
@@ -148,12 +149,3 @@ class WrappedVectorEnv(VectorEnv):
             stepped=self._stepped,
             autoreset=self._autoreset,
         )
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a checkpoint can hold a value and be loaded safely."""
-    if isinstance(value, Mapping):
-        return all(type(key) is str and _is_plain(item) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return all(_is_plain(item) for item in value)
-    return value is None or type(value) in (bool, int, float, str)

@@ -159,3 +159,9 @@ def test_rollouts_and_updates_live_on_the_device(device, recurrent, tmp_path):
     assert set(seen) == {device}
     assert module.env_steps == 64
     assert "eval/win_rate" in trainer.callback_metrics
+
+
+def test_instances_that_stand_still_are_refused():
+    env = SyncVectorEnv(factory=CounterGame, num_envs=2, seed=0, autoreset=False)
+    with pytest.raises(ValueError, match="make it with autoreset=True"):
+        RolloutCollector(env=env, rollout_length=8)

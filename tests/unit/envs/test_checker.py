@@ -139,6 +139,18 @@ class Unseeded(CounterGame):
         return super().reset(seed=None)
 
 
+class SeededOnce(CounterGame):
+    """Draws anew in an episode without a seed, as games do that make a generator of every seed they get."""
+
+    def __init__(self):
+        super().__init__(length=300)
+
+    def reset(self, *, seed=None):
+        if seed is None:
+            self.rng = np.random.default_rng()
+        return super().reset(seed=seed)
+
+
 class SameArrays(CounterGame):
     """Fills the arrays that it has returned before."""
 
@@ -158,6 +170,15 @@ class SameArrays(CounterGame):
 class Tolerant(CounterGame):
     def step(self, actions):
         return super().step({**actions, "red": actions["red"] % 3})
+
+
+class Unmasked(CounterGame):
+    """Forbids an action, but takes it."""
+
+    def observe(self):
+        observations = super().observe()
+        observations.action_mask["red"][:, 2] = False
+        return observations
 
 
 class Endless(CounterGame):
@@ -198,10 +219,10 @@ class PlainTuple(CounterGame):
 MISTAKES = {
     "observation shape": (on_observe(put("observation", "red", lambda x: x[:, :3])), r"observation of 'red'.*\(2, 4\)"),
     "observation dtype": (on_observe(put("observation", "blue", np.float64)), "must be float32 of shape"),
-    "observation NaN": (on_observe(nan_observation), "NaN or outside of its observation_space"),
+    "observation NaN": (on_observe(nan_observation), r"NaN or outside of its observation_space .* \(agent 'red_0'\)"),
     "observation bounds": (OutOfBounds, "widen the bounds"),
     "mask dtype": (on_observe(put("action_mask", "red", np.int8)), "action_mask of 'red' must be bool"),
-    "mask without legal action": (on_observe(no_legal_action), "without a legal action"),
+    "mask without legal action": (on_observe(no_legal_action), r"without a legal action \(agent 'red_0'\)"),
     "mask of a dead agent": (on_observe(dead_agents_free), "exactly one legal action"),
     "mask of a continuous group": (on_observe(mask_for_continuous), "action_mask must have the groups"),
     "alive dtype": (on_observe(put("alive", "red", np.int64)), "alive of 'red' must be bool"),
@@ -210,7 +231,10 @@ MISTAKES = {
     "state not finite": (on_observe(infinite_state), "state has NaN or infinite"),
     "reward dtype": (on_step(set_reward("blue", np.ones(1))), "reward of 'blue'.*must be float32"),
     "reward shape": (on_step(set_reward("red", np.float32(1))), "reward of 'red', one an agent"),
-    "reward NaN": (on_step(set_reward("blue", np.full(1, np.nan, np.float32))), "NaN or infinite"),
+    "reward NaN": (
+        on_step(set_reward("blue", np.full(1, np.nan, np.float32))),
+        r"NaN or infinite entries \(agent 'blue_0'\)",
+    ),
     "reward group": (on_step(lambda game, step: step.reward.pop("blue") and None), "reward must have the groups"),
     "reward of a dead agent": (on_step(dead_agents_paid), "not alive before the step must get reward 0"),
     "flag type": (
@@ -222,8 +246,10 @@ MISTAKES = {
     "result type": (PlainTuple, "step must return a Step, got tuple"),
     "episode limit": (WrongLimit, "goes on at its step 4"),
     "determinism": (Unseeded, "must determine this and all later episodes"),
+    "determinism of later episodes": (SeededOnce, "of the next episode differs"),
     "ownership": (SameArrays, "that reset had returned"),
     "illegal actions": (Tolerant, "an action of 'red' that is not legal must raise ValueError"),
+    "masked actions": (Unmasked, "an action of 'red' that is not legal by its action_mask must raise ValueError"),
     "step after the end": (Endless, "step after the end of an episode must raise RuntimeError"),
     "state_dict incomplete": (Forgetful, "state_dict must return copies"),
     "state_dict aliased": (AliasedState, "state_dict must return copies"),
@@ -333,6 +359,20 @@ class ForgetsSomething(SyncVectorEnv):
         )
 
 
+class OneNaN(SyncVectorEnv):
+    def step(self, actions):
+        step = super().step(actions)
+        step.observations.observation["red"][1, 0, 3] = np.nan
+        return step
+
+
+class OneNaNInFinal(SyncVectorEnv):
+    def step(self, actions):
+        step = super().step(actions)
+        step.final.state[1] = np.nan
+        return step
+
+
 class FloatFlags(SyncVectorEnv):
     def step(self, actions):
         step = super().step(actions)
@@ -354,6 +394,8 @@ VECTOR_MISTAKES = {
     "unsafe state_dict": (UnsafeState, r"state_dict\['when'\] is a ndarray"),
     "state_dict incomplete": (ForgetsSomething, "state_dict must return copies"),
     "flag dtype": (FloatFlags, "terminated must be bool"),
+    "NaN": (OneNaN, r"step: observation of 'red' has .* \(environment 1, agent 'red_0'\)"),
+    "NaN in final": (OneNaNInFinal, r"final of step: state has NaN .* \(environment 1\)"),
 }
 
 
@@ -367,3 +409,8 @@ def test_mistakes_of_a_vector_environment(mistake, monkeypatch):
         )
     with pytest.raises(ValueError, match=message):
         check_env(kind(factory=CounterGame, num_envs=3, seed=3))
+
+
+def test_without_autoreset():
+    with pytest.raises(ValueError, match="check_env needs an environment that resets"):
+        check_env(SyncVectorEnv(factory=CounterGame, num_envs=3, seed=3, autoreset=False))

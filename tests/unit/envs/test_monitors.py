@@ -22,6 +22,7 @@ from marl_lightning.envs.monitors import (
     until,
 )
 from marl_lightning.envs.monitors.guards import parse_guard
+from marl_lightning.envs.wrappers import AggregateReward, TimeLimit
 
 # ------------------------------------------------------------------------------------------------------------- guards
 
@@ -257,6 +258,71 @@ def test_shaping_telescopes():
     assert returns[0] == pytest.approx(returns[1] - start, abs=1e-6)
 
 
+@pytest.mark.parametrize(("end_on", "length"), [("never", 2), ("any", 3)])
+def test_nothing_is_hoped_for_once_an_episode_is_over(end_on, length):
+    # The game itself ends, or the task of another agent does, while this one is halfway through its own.
+    monitors = {"red_0": sequence("late", "never"), "blue_0": eventually("end")}
+    env = MonitorParallelEnv(
+        CounterGame(length=length), monitors, labeller, end_on=end_on, shaping=PotentialShaping(0.5)
+    )
+    env.reset(seed=1)
+    steps = [env.step(counter_actions()) for _ in range(length)]
+    assert [step.terminated for step in steps] == [False] * (length - 1) + [True]
+    halfway, start = 1.0, 0.5
+    expected = [0.5 * start - start, 0.5 * halfway - start, 0.5 * halfway - halfway]
+    expected[length - 1] -= 0.5 * halfway
+    assert [step.reward["red"][0] for step in steps] == pytest.approx(expected[:length])
+
+
+def test_a_cut_episode_keeps_its_hopes():
+    env = MonitorParallelEnv(
+        TimeLimit(CounterGame(length=5), max_episode_steps=2),
+        {"red_0": sequence("late", "never")},
+        labeller,
+        shaping=PotentialShaping(0.5),
+    )
+    env.reset(seed=1)
+    env.step(counter_actions())
+    step = env.step(counter_actions())
+    assert step.truncated
+    assert step.reward["red"][0] == 0.5 * 1.0 - 0.5
+
+
+@pytest.mark.parametrize(("reward", "watched", "paid"), [("add", 0, 1), ("replace", 0, 0), ("replace", 1, 1)])
+def test_the_dead_get_nothing_of_a_team_reward_that_is_no_longer_shared(reward, watched, paid):
+    def team():
+        return AggregateReward(CounterGame(length=5), how="first")
+
+    env = MonitorParallelEnv(team(), {f"red_{watched}": eventually("never")}, labeller, reward=reward)
+    assert not env.spec.shared_reward
+    check_env(env, steps=30)
+    env.reset(seed=1)
+    steps = [env.step(counter_actions()) for _ in range(3)]
+    assert not steps[1].observations.alive["red"][1]
+    assert steps[2].reward["red"].tolist() == [3 * paid, 0]
+
+
+@pytest.mark.parametrize("observe", ["own", "none"])
+def test_what_is_returned_belongs_to_the_caller(observe):
+    seen = []
+
+    def look(context):
+        seen.append(context.observations)
+        return labeller(context)
+
+    env = MonitorParallelEnv(CounterGame(length=5), {"red_0": eventually("late")}, look, observe=observe)
+    observations = env.reset(seed=1)
+    for arrays in (observations.observation, observations.action_mask, observations.alive):
+        for array in arrays.values():
+            array[:] = 0
+    observations.state[:] = 0
+    env.step(counter_actions())
+    assert seen[0].alive["red"].all()
+    assert seen[0].action_mask["red"].any()
+    assert seen[0].observation["red"].any()
+    assert seen[0].state.any()
+
+
 def test_history_is_enough_to_compute_the_rewards_again():
     env = monitored(keep_history=True, reward="add")
     for _ in range(2):
@@ -265,6 +331,7 @@ def test_history_is_enough_to_compute_the_rewards_again():
             env.step(counter_actions())
     history = json.loads(json.dumps(env.history()))
     assert len(history) == 2
+    assert all(episode["terminated"] for episode in history)
     for episode in history:
         for agent, machine in env.monitors.items():
             state = machine.initial

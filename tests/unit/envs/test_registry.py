@@ -4,6 +4,7 @@ import importlib.util
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from scripted import CounterGame, LeavingGame
 
@@ -11,6 +12,7 @@ from marl_lightning.envs import (
     PettingZooAdapter,
     SharedMemoryVectorEnv,
     SyncVectorEnv,
+    check_env,
     make_env,
     make_vector_env,
     register_family,
@@ -75,6 +77,21 @@ def test_functions_have_no_recipe():
         assert env.num_envs == 2
     with pytest.raises(ValueError, match=r"arguments \['length'\] go with a name only"):
         make_env(CounterGame, length=2)
+
+
+def test_functions_may_return_games_with_turns():
+    tictactoe = pytest.importorskip("pettingzoo.classic.tictactoe_v3")
+    with make_vector_env(tictactoe.env, num_envs=2) as env:
+        assert env.spec.groups["player"].action_size == 10
+        check_env(env, steps=30)
+
+
+def test_arguments_that_no_checkpoint_can_hold_leave_no_recipe(counter_family):
+    # A checkpoint with such a recipe could be written, but not be read again.
+    with make_vector_env("scripted/counter", num_envs=1, length=np.int64(9)) as env:
+        assert env.recipe is None
+    with make_vector_env("scripted/counter", num_envs=1, length=9) as env:
+        assert env.recipe is not None
 
 
 def test_instances_of_a_function_are_distinct():

@@ -205,3 +205,16 @@ def test_close_may_be_repeated(env):
     with env:
         env.reset()
     env.close()
+
+
+def test_all_instances_are_closed_even_if_one_cannot_be():
+    class Stuck(CounterGame):
+        def close(self):
+            super().close()
+            raise OSError("stuck")
+
+    games = [Stuck(), CounterGame(), Stuck(), CounterGame()]
+    env = SyncVectorEnv(factory=[lambda game=game: game for game in games], num_envs=4, seed=0)
+    with pytest.raises(OSError, match="stuck"):
+        env.close()
+    assert [game.closed for game in games] == [1, 1, 1, 1]

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from vector_games import BrokenGame
+from vector_games import BrokenGame, DiceGame
 from vector_helpers import wait_until_ended, worker_pids
 
 from marl_lightning.envs.vector.shared_memory import SharedMemoryVectorEnv
@@ -91,6 +91,22 @@ def test_hanging_is_told_with_what_the_worker_was_doing(nothing_left, where):
     assert "in hang_forever" in text
     assert seconds < 5
     assert wait_until_ended(pids, 0) == []
+
+
+class SlowStart(DiceGame):
+    def reset(self, *, seed=None):
+        time.sleep(0.4)
+        return super().reset(seed=seed)
+
+
+def test_every_instance_has_time_of_its_own(nothing_left):
+    # Four slow starts one after another take longer than the worker may be silent about one.
+    with SharedMemoryVectorEnv(
+        factory=SlowStart, num_envs=4, seed=0, num_workers=1, context="fork", timeout=1.0
+    ) as env:
+        start = time.monotonic()
+        env.reset()
+        assert time.monotonic() - start > 1.5
 
 
 @pytest.mark.parametrize(
