@@ -97,8 +97,9 @@ def checked(init: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
 def extends(parent: Callable[..., None], **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Makes a keyword-only ``__init__`` take the arguments of the constructor of its base class too.
 
-    The decorated function names further arguments and may refuse them; it sets nothing. All arguments are checked as by
-    :func:`checked`; the own ones reach the base class as :func:`own_arguments`, in time for what it builds from them.
+    The decorated function names further arguments, or takes inherited ones with another annotation or default, and may
+    refuse them; it sets nothing. All arguments are checked as by :func:`checked`; the further ones reach the base class
+    as :func:`own_arguments`, in time for what it builds from them.
 
     Args:
         parent: constructor of the base class, decorated by :func:`checked` or by this.
@@ -107,24 +108,23 @@ def extends(parent: Callable[..., None], **defaults: Any) -> Callable[[Callable[
 
     def decorate(init: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(init).parameters
-        inherited = {
-            name: parameter.replace(default=defaults.get(name, parameter.default))
-            for name, parameter in inspect.signature(parent).parameters.items()
-            if name not in own
-        }
+        inherited = inspect.signature(parent).parameters
+        further = [name for name in own if name not in inherited]
+        parameters = {
+            name: own.get(name, parameter.replace(default=defaults.get(name, parameter.default)))
+            for name, parameter in inherited.items()
+        } | {name: own[name] for name in further}
+        given = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
 
         def wrapper(self: Any, **arguments: Any) -> None:
-            values, problems = _check(_signature(wrapper, None), defaults | arguments, prefix=type(self).__name__)
+            values, problems = _check(_signature(wrapper, None), given | arguments, prefix=type(self).__name__)
             if problems:
                 raise ValueError("\n".join(problems))
-            rest = {name: value for name, value in values.items() if name not in own}
-            mine = {name: values.get(name, p.default) for name, p in own.items() if name != "self"}
-            init(self, **mine)
-            self.__dict__.setdefault(_OWN, {}).update(mine)
-            parent(self, **rest)
+            init(self, **{name: values[name] for name in own if name != "self"})
+            self.__dict__.setdefault(_OWN, {}).update({name: values[name] for name in further})
+            parent(self, **{name: value for name, value in values.items() if name not in further})
 
-        mine = [p for name, p in own.items() if name != "self"]
-        wrapper.__signature__ = inspect.Signature([own["self"], *inherited.values(), *mine])
+        wrapper.__signature__ = inspect.Signature(list(parameters.values()))
         wrapper.__annotations__ = {**_annotations(parent), **_annotations(init)}
         wrapper.__doc__, wrapper.__name__, wrapper.__qualname__ = init.__doc__, init.__name__, init.__qualname__
         return wrapper

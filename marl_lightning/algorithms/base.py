@@ -188,11 +188,14 @@ class MARLModule(LightningModule):
             self.manual_backward(loss)
         else:
             loss.backward()
-        limit = float("inf") if max_grad_norm is None else max_grad_norm
-        norm = nn.utils.clip_grad_norm_(parameters, limit)
+        norm = self.clip_gradient(parameters, float("inf") if max_grad_norm is None else max_grad_norm)
         optimizer.step()
         self.updates += 1
         return norm
+
+    def clip_gradient(self, parameters: list[nn.Parameter], limit: float) -> Tensor:
+        """Scales the gradient of the parameters down to a norm of at most ``limit`` and returns the norm before."""
+        return nn.utils.clip_grad_norm_(parameters, limit)
 
     @staticmethod
     def _average_gradients(parameters: list[nn.Parameter], strategy: ParallelStrategy) -> None:

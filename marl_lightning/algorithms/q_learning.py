@@ -26,14 +26,15 @@ from marl_lightning.losses.td import greedy_action, n_step_target, take, td_lamb
 from marl_lightning.nn.body import Body, with_agent_id
 from marl_lightning.nn.heads import choose
 from marl_lightning.nn.linear import AgentLinear
-from marl_lightning.nn.statistics import weighted_mean
+from marl_lightning.nn.statistics import weighted_mean, weighted_moments
 from marl_lightning.validation import Fraction, PositiveFloat, PositiveInt, checked, own_arguments
 
 
 class QNetwork(nn.Module):
     """Values of the actions of one group's agents.
 
-    With shared parameters and more than one agent, the agent's index is appended to its observation.
+    With shared parameters and more than one agent, the agent's index is appended to its observation. Values start at
+    about 0.
 
     Args:
         group: the group; its actions are discrete.
@@ -50,7 +51,9 @@ class QNetwork(nn.Module):
         stack = None if share_parameters else group.num_agents
         in_features = group.observation_size + (group.num_agents if self.append_id else 0)
         self.body = Body(in_features=in_features, num_agents=stack, **body)
-        self.head = AgentLinear(in_features=self.body.out_features, out_features=group.action_size, num_agents=stack)
+        self.head = AgentLinear(
+            in_features=self.body.out_features, out_features=group.action_size, num_agents=stack, gain=0.01
+        )
 
     def inputs(self, observation: Tensor) -> Tensor:
         """Returns what the network reads, ``[..., A, F]``, from observations ``[..., A, *obs]``."""
@@ -103,7 +106,7 @@ class QPolicy(nn.ModuleDict):
         generator: torch.Generator | None = None,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], RecurrentState]:
         """See :class:`~marl_lightning.algorithms.base.Policy`. Log-probabilities are not computed: they are zero."""
-        values, next_state = self.values(observations, state, is_first)
+        values, next_state = self.action_values(observations, state, is_first)
         masks = observations.action_mask
         actions = {
             name: greedy_action(value, masks.get(name))
@@ -113,7 +116,7 @@ class QPolicy(nn.ModuleDict):
         }
         return actions, {name: torch.zeros_like(value[..., 0]) for name, value in values.items()}, next_state
 
-    def values(
+    def action_values(
         self, observations: Observations[Tensor], state: RecurrentState, is_first: Tensor
     ) -> tuple[dict[str, Tensor], RecurrentState]:
         """Returns per group the values ``[E, A, n]``, and the next recurrent state."""
@@ -131,13 +134,15 @@ class QPolicy(nn.ModuleDict):
         return dict(actions)
 
     def _explore(self, value: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
-        legal = torch.zeros_like(value) if mask is None else torch.zeros_like(value).masked_fill_(~mask, -torch.inf)
         if self.kind == "boltzmann":
-            return choose(value / max(self.rate, 1e-8) + legal, deterministic=False, generator=generator)
-        explores = torch.rand(value.shape[:-1], device=value.device, generator=generator) < self.rate
-        return torch.where(
-            explores, choose(legal, deterministic=False, generator=generator), greedy_action(value, mask)
-        )
+            logits = value / max(self.rate, 1e-8)
+            logits = logits if mask is None else logits.masked_fill(~mask, -torch.inf)
+            return choose(logits, deterministic=False, generator=generator)
+        *agents, actions = value.shape
+        draw = torch.rand(*agents, actions + 1, device=value.device, generator=generator)
+        # The legal action with the largest of equally distributed numbers is any of them, equally likely.
+        by_chance = greedy_action(draw[..., :actions], mask)
+        return torch.where(draw[..., actions] < self.rate, by_chance, greedy_action(value, mask))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -162,23 +167,16 @@ class RewardScale(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("moments", torch.zeros(3, dtype=torch.float64))  # count, mean, sum of squared deviations
+        self.register_buffer("moments", torch.zeros(3, dtype=torch.float64))  # weight, mean, sum of squared deviations
 
-    def update(self, reward: Tensor, reduce_sum: Callable[[Tensor], Tensor] = lambda x: x) -> None:
-        """Takes in rewards of any shape, of all processes."""
-        reward = reward.double()
-        count, total = reduce_sum(torch.stack((reward.new_tensor(float(reward.numel())), reward.sum())))
-        mean = total / count
-        squares = reduce_sum((reward - mean).square().sum())
-        old_count, old_mean, old_squares = self.moments
-        new_count, delta = old_count + count, mean - old_mean
-        self.moments = torch.stack(
-            (
-                new_count,
-                old_mean + delta * count / new_count,
-                old_squares + squares + delta.square() * old_count * count / new_count,
-            )
-        )
+    def update(self, reward: Tensor, weight: Tensor, reduce_sum: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+        """Takes in rewards of any shape, each with a weight of 0 or 1, of all processes."""
+        new_weight, new_mean, new_variance = weighted_moments(reward.double(), weight.double(), reduce_sum)
+        old_weight, old_mean, old_squares = self.moments
+        total, step = old_weight + new_weight, new_mean - old_mean
+        share = new_weight / total.clamp(min=1)
+        squares = old_squares + new_weight * new_variance + step.square() * old_weight * share
+        self.moments = torch.stack((total, old_mean + step * share, squares))
 
     def forward(self, reward: Tensor) -> Tensor:
         """Returns the rewards, scaled once their deviation is known."""
@@ -194,7 +192,8 @@ class QLearningModule(MARLModule):
     *legal* one, chosen by the learning network and valued by the target network (van Hasselt et al. 2016).
 
     Without a joint value, agents that are not alive do not count, and being dead is worth 0, unless rewards are shared:
-    then the dead are paid like the others, and what that is worth has to be learned.
+    then the dead are paid like the others, and what that is worth has to be learned. If such agents do not share
+    parameters either, they learn as if each were alone: losses are averaged and gradients clipped for each of them.
 
     Args:
         spec: the environment's spec; found in the data module if not given.
@@ -204,12 +203,12 @@ class QLearningModule(MARLModule):
         recurrent: put a GRU of width ``hidden_sizes[-1]`` behind the hidden layers.
         share_parameters: one network for the agents of a group, told apart by their index, or one each.
         double_q: choose the next action by the learning network.
-        team_reward: how the rewards of all agents become one that all learn from; ``None`` keeps their own, which only
-            methods without a joint value can use.
+        team_reward: how the rewards of all agents become one that all learn from; in a sum, a reward that the agents of
+            a group share counts once. ``None`` keeps their own, which only methods without a joint value can use.
         learning_rate: of Adam.
         adam_eps: epsilon of Adam.
         gamma: discount per env step.
-        n_steps: rewards that are summed before bootstrapping, within a sequence.
+        n_steps: rewards that are summed before bootstrapping, as far as they are in the same sequence.
         td_lambda: mix targets of all lengths instead, see :func:`~marl_lightning.losses.td.td_lambda_target`.
         huber_delta: error above which the loss is linear; ``None`` is the squared error.
         max_grad_norm: limit of the norm of the gradient; ``None`` does not clip.
@@ -313,6 +312,12 @@ class QLearningModule(MARLModule):
         self.target_mixer = None if self.mixer is None else frozen_copy(self.mixer)
         self.reward_scale = RewardScale() if hp.scale_reward else None
         self._count_the_dead = self.is_joint or spec.shared_reward or hp.team_reward is not None
+        self._is_separate = not (self.is_joint or hp.share_parameters)
+        if self._is_separate and hp.layer_norm and max(group.num_agents for group in spec.groups.values()) > 1:
+            raise ValueError(
+                "layer_norm=True has a scale and a shift that all agents share, which share_parameters=False excludes: "
+                "set one of them differently"
+            )
 
     @property
     def policy(self) -> QPolicy:
@@ -331,6 +336,18 @@ class QLearningModule(MARLModule):
         hp = self.hparams
         return torch.optim.Adam(self.learned_parameters(), lr=hp.learning_rate, eps=hp.adam_eps, fused=True)
 
+    def check_sequences(self, length: int) -> None:
+        """Called before training with the number of steps of every sequence that is drawn.
+
+        Raises:
+            ValueError: if targets reach over more steps than there are.
+        """
+        hp = self.hparams
+        if hp.n_steps > length:
+            raise ValueError(f"n_steps={hp.n_steps} needs a sequence_length of at least {hp.n_steps}, got {length}")
+        if hp.td_lambda and length == 1:
+            raise ValueError(f"td_lambda={hp.td_lambda} needs a sequence_length above 1, got {length}")
+
     # Collecting -----------------------------------------------------------------------------------------------------
 
     def prepare_collection(self) -> None:
@@ -342,7 +359,9 @@ class QLearningModule(MARLModule):
         self.advance(rollout.env_steps)
         self._episodes.append(rollout.episodes)
         if self.reward_scale is not None:
-            self.reward_scale.update(self.reward(rollout.steps).cpu(), self.reduce_sum)
+            reward = self.reward(rollout.steps)
+            weight = torch.ones_like(reward) if self._count_the_dead else self._alive(rollout.steps)
+            self.reward_scale.update(reward, weight, self.reduce_sum)
 
     # Learning -------------------------------------------------------------------------------------------------------
 
@@ -364,6 +383,16 @@ class QLearningModule(MARLModule):
         self.update_targets()
         self.record(metrics | {"loss": loss, "gradient_norm": norm})
 
+    def clip_gradient(self, parameters: list[nn.Parameter], limit: float) -> Tensor:
+        """See :class:`~marl_lightning.algorithms.base.MARLModule`; agents that share nothing are clipped separately."""
+        if not self._is_separate:
+            return super().clip_gradient(parameters, limit)
+        norms = [clip_each_agent(network, limit) for network in self.networks.values()]
+        own = {id(parameter) for parameter in self.networks.parameters()}
+        if others := [parameter for parameter in parameters if id(parameter) not in own]:
+            norms.append(super().clip_gradient(others, limit).unsqueeze(0))
+        return torch.cat(norms).square().sum().sqrt()
+
     def loss(self, batch: ReplayBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Returns the loss, the errors ``[L, N]`` by which sequences are prioritised, and diagnostics."""
         hp, steps = self.hparams, batch.steps[batch.burn_in :]
@@ -384,7 +413,13 @@ class QLearningModule(MARLModule):
         action = {name: steps[name, schema.ACTION] for name in self.networks}
         value = self.mix(self.mixer, value=online.value, action=action, action_mask=mask, state=steps[schema.STATE])
         weight = self.weight(batch)
-        loss = td_loss(value - goal, weight * batch.weight.unsqueeze(-1), huber_delta=hp.huber_delta)
+        loss = td_loss(
+            value - goal,
+            weight,
+            importance=batch.weight.unsqueeze(-1),
+            huber_delta=hp.huber_delta,
+            separate=self._is_separate,
+        )
         error = (value - goal).detach()
         diagnostics = {"q_value": weighted_mean(value, weight), "td_error": weighted_mean(error.abs(), weight)}
         return loss, _mean_over_agents(error.abs(), weight), diagnostics
@@ -398,12 +433,12 @@ class QLearningModule(MARLModule):
         terminated = steps[schema.NEXT, schema.TERMINATED].unsqueeze(-1)
         done = terminated | steps[schema.NEXT, schema.TRUNCATED].unsqueeze(-1)
         if not self._count_the_dead:
-            next_value = next_value * join({name: steps[schema.NEXT, name, schema.ALIVE] for name in self.networks})
+            next_value = next_value * self._alive(steps[schema.NEXT])
         arguments = {
             "reward": reward,
             "next_value": next_value,
             "terminated": done if hp.time_limit_as_terminal else terminated,
-            "done": done | ~_followed(batch.mask[batch.burn_in :]).unsqueeze(-1),
+            "done": done | ~_followed(batch.mask[batch.burn_in :], steps[schema.IS_FIRST]).unsqueeze(-1),
             "gamma": hp.gamma,
         }
         if hp.td_lambda is not None:
@@ -413,7 +448,10 @@ class QLearningModule(MARLModule):
     def reward(self, steps: TensorDict) -> Tensor:
         """Returns the rewards that are learned from, ``[..., 1]`` of the team or ``[..., A]`` of each agent."""
         how = self.hparams.team_reward
-        reward = join({name: steps[schema.NEXT, name, schema.REWARD] for name in self.networks})
+        rewards = {name: steps[schema.NEXT, name, schema.REWARD] for name in self.networks}
+        if how == "sum" and self.spec.shared_reward:
+            rewards = {name: reward[..., :1] for name, reward in rewards.items()}
+        reward = join(rewards)
         if how is None:
             return reward
         return reward[..., :1] if how == "first" else getattr(reward, how)(-1, keepdim=True)
@@ -425,33 +463,38 @@ class QLearningModule(MARLModule):
             return mask.float()
         if self._count_the_dead:
             return mask.float().expand(*mask.shape[:-1], self.spec.num_agents)
-        return (mask & join({name: steps[name, schema.ALIVE] for name in self.networks})).float()
+        return (mask & self._alive(steps)).float()
+
+    def _alive(self, steps: TensorDict) -> Tensor:
+        return join({name: steps[name, schema.ALIVE] for name in self.networks})
 
     def agent_values(self, networks: QPolicy, batch: ReplayBatch) -> AgentValues:
         """Runs the networks over the sequences of a batch.
 
         The state at the start is rebuilt from the burn-in, with the present parameters and without gradient. The true
-        successor of a step is valued from the state after that step, which is exact at the end of episodes too.
+        successor of a step is valued from the state after that step, which is exact at the end of episodes too. Target
+        networks without memory run over the successors only, as nothing else is asked of them.
         """
+        present = self.is_recurrent or networks is not self.target_networks
         result = AgentValues(value={}, features={}, next_value={}, next_features={})
         burn_in, is_first = batch.burn_in, batch.steps[schema.IS_FIRST]
         for name, network in networks.items():
-            inputs = network.inputs(batch.steps[name, schema.OBSERVATION])
-            state = network.initial_state(inputs.shape[1])
-            if burn_in:
-                with torch.no_grad():
-                    _, _, states = network(inputs[:burn_in], state, is_first[:burn_in])
-                state = states[-1]
-            value, features, states = network(inputs[burn_in:], state, is_first[burn_in:])
+            after = network.inputs(batch.steps[schema.NEXT, name, schema.OBSERVATION][burn_in:])
+            state = network.initial_state(after.shape[1])
+            states = state.expand(len(after), *state.shape)
+            if present:
+                inputs = network.inputs(batch.steps[name, schema.OBSERVATION])
+                if burn_in:
+                    with torch.no_grad():
+                        state = network(inputs[:burn_in], state, is_first[:burn_in])[2][-1]
+                value, features, states = network(inputs[burn_in:], state, is_first[burn_in:])
+                result.value[name], result.features[name] = value, features
             with torch.no_grad():
-                following = network.inputs(batch.steps[schema.NEXT, name, schema.OBSERVATION][burn_in:])
                 goes_on = torch.zeros_like(is_first[burn_in:]).flatten().unsqueeze(0)
-                next_value, next_features, _ = network(
-                    following.flatten(0, 1).unsqueeze(0), states.detach().flatten(0, 1), goes_on
-                )
-            result.value[name], result.features[name] = value, features
-            result.next_value[name] = next_value[0].unflatten(0, value.shape[:2])
-            result.next_features[name] = next_features[0].unflatten(0, value.shape[:2])
+                value, features, _ = network(after.flatten(0, 1).unsqueeze(0), states.detach().flatten(0, 1), goes_on)
+            size = batch.mask[burn_in:].shape
+            result.next_value[name] = value[0].unflatten(0, size)
+            result.next_features[name] = features[0].unflatten(0, size)
         return result
 
     def update_targets(self) -> None:
@@ -490,12 +533,25 @@ def frozen_copy(module: nn.Module) -> nn.Module:
 def move_towards(old: nn.Module, new: nn.Module, *, rate: float) -> None:
     """Moves all parameters and buffers of ``old`` a part of the way to those of ``new``; all of it copies them."""
     targets, sources = list(old.parameters()), list(new.parameters())
-    if rate == 1.0:
+    if rate == 1.0 and targets:  # a sum has no parameters
         torch._foreach_copy_(targets, sources)
-    else:
+    elif targets:
         torch._foreach_lerp_(targets, sources, rate)
     for target, source in zip(old.buffers(), new.buffers(), strict=True):
         target.copy_(source)
+
+
+@torch.no_grad()
+def clip_each_agent(network: QNetwork, limit: float) -> Tensor:
+    """Scales the gradients of stacked networks down, each to a norm of at most ``limit``; returns the norms ``[A]``."""
+    gradients = [p.grad for p in network.parameters() if p.grad is not None]
+    if network.num_agents == 1:  # its layer norms are not stacked
+        gradients = [gradient.unsqueeze(0) for gradient in gradients]
+    norm = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients]).sum(0).sqrt()
+    scale = (limit / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(scale.view(-1, *(1,) * (gradient.dim() - 1)))
+    return norm
 
 
 def check_finite(metrics: Mapping[str, float], env_steps: int) -> None:
@@ -508,9 +564,14 @@ def check_finite(metrics: Mapping[str, float], env_steps: int) -> None:
         )
 
 
-def _followed(mask: Tensor) -> Tensor:
-    """Returns ``[L, N]``, whether the next step of the sequence is there and counts."""
-    return torch.cat((mask[1:], torch.zeros_like(mask[:1])))
+def _followed(mask: Tensor, is_first: Tensor) -> Tensor:
+    """Returns ``[L, N]``, whether the next step of the sequence counts and goes on with the episode.
+
+    An episode may also break off without an end, where training was resumed and the environment was not.
+    """
+    followed = torch.zeros_like(mask)
+    followed[:-1] = mask[1:] & ~is_first[1:]
+    return followed
 
 
 def _mean_over_agents(error: Tensor, weight: Tensor) -> Tensor:

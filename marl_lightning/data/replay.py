@@ -21,6 +21,7 @@ from torch import Tensor
 
 from marl_lightning.data import schema
 from marl_lightning.data.collector import RolloutCollector
+from marl_lightning.data.counterfactual import CounterfactualReplay
 from marl_lightning.data.memory import free_memory
 from marl_lightning.data.rollout import share_statistics
 from marl_lightning.data.samplers import (
@@ -171,7 +172,7 @@ class ReplayBuffer:
     def _allocate(self, record: TensorDict) -> None:
         for key, leaf in record.items(include_nested=True, leaves_only=True):
             key, shape = (key,) if isinstance(key, str) else key, (self.index.capacity, *leaf.shape[1:])
-            if self._folder is None:  # zeros take memory only once they are written
+            if self._folder is None or not math.prod(shape):  # zeros take memory only once they are written
                 self._leaves[key] = torch.zeros(shape, dtype=leaf.dtype)
             else:
                 file = Path(self._folder.name, ".".join(key))
@@ -220,7 +221,7 @@ class ReplayBuffer:
         self.index.load_state_dict(_arrays(state["index"]))
         self.sampler.generator.set_state(state["generator"])
         if (state["priorities"] is None) != (self.sampler.priorities is None):
-            raise ValueError("the saved replay is prioritised and this one is not, or the other way round")
+            raise ValueError("one of the saved replay and this one is prioritised and the other is not")
         if self.sampler.priorities is not None:
             self.sampler.priorities.load_state_dict(_arrays(state["priorities"]))
         records = {tuple(key.split("/")): leaf for key, leaf in state["records"].items()}
@@ -252,11 +253,12 @@ def _arrays(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ReplayStream:
-    """Up to ``K`` updates' worth of batches, each made when it is asked for: env steps are made in between as due.
+    """The batches of ``K`` updates, each made when it is asked for: env steps are made in between as due.
 
-    Iterating yields :class:`ReplayBatch`. The module must make one update with each before it asks for the next. A
-    stream without updates ends after ``K`` collections, so that callbacks are called before training starts too. Where
-    streams end has no influence on what is collected, drawn and learned.
+    Iterating yields :class:`ReplayBatch`. The module must make one update with each before it asks for the next. At the
+    end of a stream no update is due, so that one may have more than ``K``. A stream without any ends after ``K``
+    collections, so that callbacks are called before training starts too. Where streams end has no influence on what is
+    collected, drawn and learned.
     """
 
     def __init__(self, datamodule: ReplayDataModule):
@@ -265,13 +267,13 @@ class ReplayStream:
     def __iter__(self) -> Iterator[ReplayBatch]:
         data = self._datamodule
         made = collections = 0
-        while made < data.updates_per_batch:
+        while True:
             if data.update_is_due():
                 made += 1
                 batch = data.sample()
                 if batch is not None:
                     yield batch
-            elif made or collections < data.updates_per_batch:
+            elif (made or collections) < data.updates_per_batch:
                 collections += 1
                 data.collect()
             else:
@@ -322,6 +324,9 @@ class ReplayDataModule(LightningDataModule):
         storage_directory: see :class:`ReplayBuffer`.
         memory_limit_gib: most that the records of this process may take in memory; by default 80 % of what is free,
             shared out among the processes of this machine.
+        relabel: also stores what would have been with other states of reward machines, see
+            :class:`~marl_lightning.data.counterfactual.CounterfactualReplay`. Its sequences that are shorter than
+            ``sequence_length`` are drawn whole.
 
     Attributes:
         collect_seconds: wall time spent collecting so far.
@@ -357,6 +362,7 @@ class ReplayDataModule(LightningDataModule):
         storage: Literal["memory", "memmap"] = "memory",
         storage_directory: str | Path | None = None,
         memory_limit_gib: PositiveFloat | None = None,
+        relabel: CounterfactualReplay | None = None,
     ):
         super().__init__()
         _check_window(env, capacity=capacity, sample=sample, sequence_length=sequence_length, burn_in=burn_in)
@@ -364,7 +370,12 @@ class ReplayDataModule(LightningDataModule):
             _check_memory(env.spec, capacity=capacity, limit_gib=memory_limit_gib)
         else:
             _check_disk(env.spec, capacity=capacity, directory=storage_directory)
+        if relabel is not None:
+            relabel.check(env.spec)
+            if sample == "episodes":
+                raise ValueError("relabel makes sequences that need not end: set sample='sequences', or leave it out")
         self.env = env
+        self.relabel = relabel
         self.capacity = capacity
         self.batch_size = batch_size
         self.rollout_length = rollout_length
@@ -422,7 +433,10 @@ class ReplayDataModule(LightningDataModule):
         with evaluation_mode(module), self.trainer.precision_plugin.forward_context():
             rollout = self.collector.collect(module.policy)
         share_statistics(self.env, self.trainer)
-        self.buffer.extend(replay_records(rollout).cpu(), self._streams)
+        records = replay_records(rollout).cpu()
+        self.buffer.extend(records, self._streams)
+        if self.relabel is not None:
+            self.relabel.extend(self.buffer, records, rollout.info)
         self.env_steps += rollout.env_steps
         self.collect_seconds += time.perf_counter() - start
         module.on_collected(rollout)
@@ -472,7 +486,9 @@ class ReplayDataModule(LightningDataModule):
         if self._buffer is None:
             windows: Windows = EpisodeWindows()
             if self.sample_kind == "sequences":
-                windows = SequenceWindows(length=self.sequence_length, burn_in=self._burn_in)
+                windows = SequenceWindows(
+                    length=self.sequence_length, burn_in=self._burn_in, allow_short=self.relabel is not None
+                )
             priorities = None
             if self.prioritised:
                 priorities = Priorities(
@@ -512,6 +528,8 @@ class ReplayDataModule(LightningDataModule):
                 f"burn_in={self.burn_in} rebuilds the memory of a recurrent network, but {type(module).__name__} has "
                 "none: leave it out, or set recurrent=True"
             )
+        if self.sample_kind == "sequences":
+            module.check_sequences(self.sequence_length)
         _check_window(
             self.env,
             capacity=self.capacity,
@@ -528,6 +546,7 @@ class ReplayDataModule(LightningDataModule):
             "env_steps": self.env_steps,
             "updates": self.updates,
             "skipped_updates": self.skipped_updates,
+            "relabel": None if self.relabel is None else self.relabel.state_dict(),
         }
 
     def load_local_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -536,6 +555,8 @@ class ReplayDataModule(LightningDataModule):
         self.buffer.load_state_dict(state["replay"])
         for name in ("env_steps", "updates", "skipped_updates"):
             setattr(self, name, state[name])
+        if self.relabel is not None:
+            self.relabel.load_state_dict(state["relabel"])
 
     def teardown(self, stage: str) -> None:
         self.env.close()

@@ -10,6 +10,7 @@ Nothing here looks at the data itself. All work is done on whole arrays.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -27,7 +28,8 @@ class StreamIndex:
     """A ring of ``capacity`` records, each in a stream.
 
     Records of a stream are numbered 0, 1, 2, ... in the order of their insertion. Since the ring drops the oldest
-    record first, those that are left of a stream are always consecutive.
+    record first, those that are left of a stream are always consecutive. Any number of streams may be opened: those
+    that are closed and of which nothing is stored any more take no memory.
 
     Args:
         capacity: number of records, exactly.
@@ -55,7 +57,13 @@ class StreamIndex:
         self.following = np.full(capacity, NONE, np.int64)
         self.preceding = np.full(capacity, NONE, np.int64)
         self._position = 0
-        # Of every stream ever seen: its first and last stored numbers, last slot, and the start of its episode.
+        # Every stream that is open or stored has a row of a table: its number, the number of its first stored record,
+        # how many there were, the last slot, and the start of its episode. Rows are used again.
+        self._row = np.full(capacity, NONE, np.int64)  # of the stream of each slot
+        self._row_of: dict[int, int] = {}  # of the open streams
+        self._free: list[int] = []
+        self._opened = 0
+        self._name = np.zeros(0, np.int64)
         self._first = np.zeros(0, np.int64)
         self._count = np.zeros(0, np.int64)
         self._last_slot = np.zeros(0, np.int64)
@@ -65,17 +73,33 @@ class StreamIndex:
 
     def open(self, count: int) -> np.ndarray:
         """Returns the numbers of ``count`` new streams."""
-        streams = np.arange(len(self._count), len(self._count) + count)
-        self._first = np.append(self._first, np.zeros(count, np.int64))
-        self._count = np.append(self._count, np.zeros(count, np.int64))
-        for name in ("_last_slot", "_episode", "_episode_slot"):
-            setattr(self, name, np.append(getattr(self, name), np.full(count, NONE, np.int64)))
-        self._closed = np.append(self._closed, np.zeros(count, np.bool_))
+        if len(self._free) < count:
+            self._add_rows(max(count, len(self._count) // 2))
+        first = len(self._free) - count
+        rows, self._free[first:] = self._free[first:], []
+        streams = np.arange(self._opened, self._opened + count)
+        self._name[rows], self._first[rows], self._count[rows], self._closed[rows] = streams, 0, 0, False
+        self._last_slot[rows] = self._episode[rows] = self._episode_slot[rows] = NONE
+        self._row_of.update(zip(streams.tolist(), rows, strict=True))
+        self._opened += count
         return streams
 
     def close(self, streams: np.ndarray) -> None:
         """Says that nothing will be added to these streams."""
-        self._closed[streams] = True
+        rows = np.array([self._row_of.pop(stream) for stream in streams.tolist()], np.int64)
+        self._closed[rows] = True
+        self._release(rows)
+
+    def _add_rows(self, count: int) -> None:
+        self._free += range(len(self._count), len(self._count) + count)
+        for name in ("_name", "_first", "_count", "_last_slot", "_episode", "_episode_slot", "_closed"):
+            column = getattr(self, name)
+            setattr(self, name, np.append(column, np.zeros(count, column.dtype)))
+
+    def _release(self, rows: np.ndarray) -> None:
+        """Gives rows of closed streams away of which nothing is stored."""
+        gone = rows[self._closed[rows] & (self._first[rows] == self._count[rows])]
+        self._free += np.unique(gone).tolist()
 
     def insert(self, streams: np.ndarray, is_first: np.ndarray, done: np.ndarray) -> np.ndarray:
         """Adds one record after another to each of several streams.
@@ -94,38 +118,39 @@ class StreamIndex:
         streams = np.asarray(streams)
         if len(np.unique(streams)) != len(streams):
             raise ValueError(f"streams must differ, got {streams.tolist()}")
-        if not ((streams >= 0) & (streams < len(self._count))).all() or self._closed[streams].any():
+        if not all(stream in self._row_of for stream in streams.tolist()):
             raise ValueError(f"streams must be open, got {streams.tolist()}")
+        table = np.array([self._row_of[stream] for stream in streams.tolist()], np.int64)
         slots = np.empty(is_first.shape, np.int64)
         # Blocks that fit into the ring, so that none overwrites itself: of whole rows, or else parts of one.
         rows, width = max(1, self.capacity // max(1, len(streams))), min(len(streams), self.capacity)
         for row in range(0, len(is_first), rows):
             for column in range(0, len(streams), max(1, width)):
                 part = slice(row, row + rows), slice(column, column + width)
-                slots[part] = self._insert_block(streams[part[1]], is_first[part], done[part])
+                slots[part] = self._insert_block(table[part[1]], is_first[part], done[part])
         if slots.size > self.capacity:
             slots.ravel()[: slots.size - self.capacity] = NONE
         return slots
 
-    def _insert_block(self, streams: np.ndarray, is_first: np.ndarray, done: np.ndarray) -> np.ndarray:
+    def _insert_block(self, rows: np.ndarray, is_first: np.ndarray, done: np.ndarray) -> np.ndarray:
         slots = (self._position + np.arange(is_first.size)).reshape(is_first.shape) % self.capacity
         self._drop(slots.ravel())
-        count, before = self._count[streams], self._last_slot[streams]
+        count, before = self._count[rows], self._last_slot[rows]
         seq = count + np.arange(len(slots))[:, None]
-        self.stream[slots], self.seq[slots], self.stop[slots] = streams, seq, NONE
+        self.stream[slots], self._row[slots], self.seq[slots], self.stop[slots] = self._name[rows], rows, seq, NONE
         self.preceding[slots[0]], self.preceding[slots[1:]] = before, slots[:-1]
         self.following[slots[:-1]], self.following[slots[-1]] = slots[1:], NONE
         # The slot of the record before may be empty, or have been given away by now.
-        linked = (before != NONE) & (self.stream[before] == streams) & (self.seq[before] == count - 1)
+        linked = (before != NONE) & (self._row[before] == rows) & (self.seq[before] == count - 1)
         self.following[before[linked]] = slots[0, linked]
-        start = np.maximum(np.maximum.accumulate(np.where(is_first, seq, NONE)), self._episode[streams])
+        start = np.maximum(np.maximum.accumulate(np.where(is_first, seq, NONE)), self._episode[rows])
         self.start[slots] = start
-        self._stop_episodes(slots, streams, start, seq, done)
+        self._stop_episodes(slots, rows, start, seq, done)
         started = np.flatnonzero(start[-1] >= count)
-        self._episode_slot[streams[started]] = slots[(start[-1] - count)[started], started]
-        self._episode[streams] = start[-1]
-        self._last_slot[streams] = slots[-1]
-        self._count[streams] = count + len(slots)
+        self._episode_slot[rows[started]] = slots[(start[-1] - count)[started], started]
+        self._episode[rows] = start[-1]
+        self._last_slot[rows] = slots[-1]
+        self._count[rows] = count + len(slots)
         self._position = (self._position + slots.size) % self.capacity
         self.size = min(self.size + slots.size, self.capacity)
         return slots
@@ -133,39 +158,41 @@ class StreamIndex:
     def _drop(self, slots: np.ndarray) -> None:
         old = slots[self.stream[slots] != NONE]
         # A stream may lose several records at once: the highest number counts.
-        np.maximum.at(self._first, self.stream[old], self.seq[old] + 1)
-        self.stream[old] = NONE
+        rows = self._row[old]
+        np.maximum.at(self._first, rows, self.seq[old] + 1)
+        self.stream[old] = self._row[old] = NONE
+        self._release(rows)
 
     def _stop_episodes(
-        self, slots: np.ndarray, streams: np.ndarray, start: np.ndarray, seq: np.ndarray, done: np.ndarray
+        self, slots: np.ndarray, rows: np.ndarray, start: np.ndarray, seq: np.ndarray, done: np.ndarray
     ) -> None:
         """Writes where episodes stopped to the records that started them, in this block or before, if still stored."""
         row, column = np.nonzero(done)
         first = start[row, column]
         row_of_start = first - seq[0, column]
         here = slots[np.maximum(row_of_start, 0), column]
-        first_slot = np.where(row_of_start >= 0, here, self._episode_slot[streams[column]])
-        stored = (first != NONE) & (self.stream[first_slot] == streams[column]) & (self.seq[first_slot] == first)
+        first_slot = np.where(row_of_start >= 0, here, self._episode_slot[rows[column]])
+        stored = (first != NONE) & (self._row[first_slot] == rows[column]) & (self.seq[first_slot] == first)
         self.stop[first_slot[stored]] = seq[row, column][stored]
 
     # Distances of all slots; those of empty ones mean nothing --------------------------------------------------------
 
     def left(self, slots: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Returns how many stored records of the stream come before."""
-        return self.seq[slots] - self._first[self.stream[slots]]
+        return self.seq[slots] - self._first[self._row[slots]]
 
     def right(self, slots: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Returns how many records of the stream come after."""
-        return self._count[self.stream[slots]] - 1 - self.seq[slots]
+        return self._count[self._row[slots]] - 1 - self.seq[slots]
 
     def knows_start(self, slots: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Returns whether the record at or before it that started its episode is stored."""
         start = self.start[slots]
-        return (start != NONE) & (start >= self._first[self.stream[slots]])
+        return (start != NONE) & (start >= self._first[self._row[slots]])
 
     def is_closed(self, slots: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Returns whether nothing will be added to the stream."""
-        return self._closed[self.stream[slots]]
+        return self._closed[self._row[slots]]
 
     def window(self, starts: np.ndarray, *, before: int, after: int) -> np.ndarray:
         """Returns the slots from ``before`` records before each of ``starts`` ``[N]`` to ``after - 1`` after them.
@@ -186,14 +213,14 @@ class StreamIndex:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns everything as arrays and numbers."""
-        return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in vars(self).items()}
+        return {name: copy.copy(value) for name, value in vars(self).items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores :meth:`state_dict`. Raises ``ValueError`` if the capacity differs."""
         if state["capacity"] != self.capacity:
             raise ValueError(f"the saved replay holds {state['capacity']} records, this one {self.capacity}")
         for name, value in state.items():
-            setattr(self, name, value.copy() if isinstance(value, np.ndarray) else value)
+            setattr(self, name, copy.copy(value))
 
 
 @dataclass(frozen=True, kw_only=True)

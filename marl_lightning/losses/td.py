@@ -85,17 +85,34 @@ def td_lambda_target(
     return target
 
 
-def td_loss(error: Tensor, weight: Tensor, *, huber_delta: float | None = None) -> Tensor:
-    """Returns the weighted mean of squared errors, or of Huber losses that are linear above ``huber_delta``.
+def td_loss(
+    error: Tensor,
+    weight: Tensor,
+    *,
+    importance: Tensor | None = None,
+    huber_delta: float | None = None,
+    separate: bool = False,
+) -> Tensor:
+    """Returns the mean of squared errors, or of Huber losses that are linear above ``huber_delta``, over what counts.
 
     Args:
-        error: ``[...]``, value minus target.
-        weight: ``[...]``, broadcastable: 0 for what does not count.
+        error: ``[..., A]``, value minus target.
+        weight: broadcastable: 0 for what does not count, else 1.
+        importance: broadcastable factors of the losses, of draws by priority. They do not count in the mean's
+            denominator (Schaul et al. 2016, algorithm 1).
         huber_delta: ``None`` for the squared error ``e^2``; else ``e^2 / 2`` below it and ``delta (|e| - delta / 2)``
             above it.
+        separate: take a mean for each entry of the last axis and add them up, so that learners that share nothing do
+            not scale each other's gradients.
     """
     if huber_delta is None:
         loss = error.square()
     else:
         loss = huber_loss(error, torch.zeros_like(error), reduction="none", delta=huber_delta)
-    return weighted_mean(loss, weight.expand_as(loss))
+    if importance is not None:
+        loss = loss * importance
+    weight = weight.expand_as(loss)
+    if not separate:
+        return weighted_mean(loss, weight)
+    axes = tuple(range(loss.dim() - 1))
+    return ((weight * loss).sum(axes) / weight.sum(axes).clamp(min=1)).sum()

@@ -12,9 +12,10 @@ from pathlib import Path
 import lightning
 import pytest
 from hydra.utils import get_object
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from marl_lightning import algorithms
+from marl_lightning.algorithms import QLearningModule
 from marl_lightning.configuration import ConfigurationError, config_dir, validate
 from marl_lightning.envs.native.matrix import MatrixVectorEnv
 from marl_lightning.envs.native.smac.env import SmacVectorEnv
@@ -31,6 +32,21 @@ def names(group: str) -> list[str]:
 def defaults(function) -> dict[str, object]:
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is not p.VAR_KEYWORD}
+
+
+def uses_replay(cfg: DictConfig) -> bool:
+    return issubclass(get_object(cfg.algorithm._target_), QLearningModule)
+
+
+REPLAY = (
+    "data.start_training=100",
+    "data.training_frequency=50",
+    "data.num_updates=2",
+    "data.batch_size=4",
+    "data.capacity=5000",
+    "algorithm.log_every_env_steps=64",
+)
+"""Overrides that shorten trainings from a replay, besides those of all trainings but for their epochs."""
 
 
 def as_yaml(value: object) -> object:
@@ -64,8 +80,9 @@ def test_env_files_list_every_argument_at_its_default(name, expected):
     assert {k: v for k, v in node.items() if k not in chosen} == {k: v for k, v in expected.items() if k not in chosen}
 
 
-def test_data_file_lists_every_argument_at_its_default():
-    node = OmegaConf.to_container(OmegaConf.load(config_dir() / "data" / "rollout.yaml"))
+@pytest.mark.parametrize("name", names("data"))
+def test_data_files_list_every_argument_at_its_default(name):
+    node = OmegaConf.to_container(OmegaConf.load(config_dir() / "data" / f"{name}.yaml"))
     expected = defaults(get_object(node.pop("_target_")))
     del expected["env"]
     assert node == expected
@@ -86,7 +103,23 @@ def test_trainer_file_uses_names_of_lightning():
 def test_every_choice_is_valid(group, compose, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)  # trainer=gpu is valid where there are some
     for name in names(group):
-        validate(compose(f"{group}={name}"))
+        overrides = [f"{group}={name}"]
+        if group == "algorithm" and uses_replay(compose(*overrides)):
+            overrides.append("data=replay")
+        validate(compose(*overrides))
+
+
+def test_an_algorithm_that_does_not_fit_the_data_is_explained(compose):
+    with pytest.raises(ConfigurationError, match=r"IQL learns from a ReplayDataModule, choose data=replay"):
+        validate(compose("algorithm=iql"))
+    with pytest.raises(ConfigurationError, match=r"MAPPO learns from a RolloutDataModule, choose data=rollout"):
+        validate(compose("data=replay"))
+
+
+def test_what_a_package_refuses_is_told_in_one_line(compose):
+    pytest.importorskip("magent2")
+    with pytest.raises(ConfigurationError, match=r"^env: AssertionError: size of map must be at least 12$"):
+        validate(compose("env=magent2", "env.scenario=battle_v4", "env.map_size=5"))
 
 
 @pytest.mark.parametrize("name", names("logger"))
@@ -119,13 +152,17 @@ def test_an_interpolation_that_leads_nowhere_is_explained(compose):
 def test_every_experiment_trains(name, compose, small, tmp_path):
     if "mpe" in name:
         pytest.importorskip("mpe2")
+    steps = {64, 128, 192, 256}
+    if uses_replay(compose(f"+experiment={name}")):
+        steps = set()  # several collections go into one batch
+        small = [*(override for override in small if "num_epochs" not in override), *REPLAY]
     result = train(compose(f"+experiment={name}", *small))
     folder = tmp_path / "run"
     assert result.output_dir == folder
     assert result.summary == json.loads((folder / "summary.json").read_text())
-    assert result.module.env_steps == result.summary["env_steps"] == 256
+    assert result.module.env_steps == result.summary["env_steps"] >= 256
     with (folder / "metrics.csv").open() as file:
-        assert {int(row["step"]) for row in csv.DictReader(file)} == {64, 128, 192, 256}
+        assert {int(row["step"]) for row in csv.DictReader(file)} >= {*steps, result.module.env_steps}
     assert {path.name for path in (folder / "checkpoints").glob("*.ckpt")} >= {"last.ckpt", "best.ckpt"}
 
 

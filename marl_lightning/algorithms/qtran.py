@@ -1,0 +1,123 @@
+"""Value transformation."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from marl_lightning.algorithms.q_learning import QLearningModule, action_masks, join
+from marl_lightning.data import schema
+from marl_lightning.data.replay import ReplayBatch
+from marl_lightning.envs.spec import EnvSpec
+from marl_lightning.losses.td import greedy_action, take, td_loss
+from marl_lightning.nn.joint_values import JOINT_VALUES, JointValue, StateValue
+from marl_lightning.nn.statistics import weighted_mean
+from marl_lightning.validation import NonNegativeFloat, PositiveInt, extends
+
+
+class TransformedValue(nn.Module):
+    """``Q_jt(s, u)`` and ``V_jt(s)``."""
+
+    def __init__(self, *, joint: JointValue, offset: StateValue):
+        super().__init__()
+        self.joint = joint
+        self.offset = offset
+
+
+class QTRAN(QLearningModule):
+    """QTRAN (Son et al. 2019): the sum of the agents' values is made to agree with a joint value where that matters.
+
+    The joint value ``Q_jt`` is learned by temporal differences and restricted by nothing. The agents' values must sum
+    to it at the agents' best actions, up to an offset by the state, and to no less elsewhere: then the agents' best
+    actions are the best joint one::
+
+        y      = r + gamma (1 - terminated) Q_jt(s', u*'),    u* the agents' best actions
+        L_td   = (Q_jt(s, u) - y)^2
+        L_opt  = (sum_i Q_i(u*_i) - Q_jt(s, u*) + V(s))^2
+        L_nopt = min(0, sum_i Q_i(u_i) - Q_jt(s, u) + V(s))^2
+
+    ``Q_jt`` has no gradient in the last two. ``variant="alt"`` has a joint value for each own action of every agent,
+    the others' actions being given, and demands more: that the smallest difference over the own actions is 0
+    (theorem 2)::
+
+        L_nopt = mean_i (min_a Q_i(a) + sum_{j != i} Q_j(u_j) - Q_jt(s, (u_-i, a)) + V(s))^2
+
+    Args:
+        variant: ``"base"`` or ``"alt"``.
+        opt_coefficient: of ``L_opt``.
+        nopt_coefficient: of ``L_nopt``.
+        embedding_size: width of the networks of the joint value.
+        **inherited: see :class:`~marl_lightning.algorithms.q_learning.QLearningModule`.
+    """
+
+    is_joint = True
+
+    @extends(QLearningModule.__init__)
+    def __init__(
+        self,
+        *,
+        variant: Literal["base", "alt"] = "base",
+        opt_coefficient: NonNegativeFloat = 1.0,
+        nopt_coefficient: NonNegativeFloat = 1.0,
+        embedding_size: PositiveInt = 64,
+    ) -> None: ...
+
+    def build_mixer(self, spec: EnvSpec) -> TransformedValue:
+        hp = self.hparams
+        joint = JOINT_VALUES[hp.variant](
+            spec=spec,
+            feature_size=hp.hidden_sizes[-1],
+            embedding_size=hp.embedding_size,
+            share_parameters=hp.share_parameters,
+        )
+        sizes = (hp.embedding_size, hp.embedding_size)
+        return TransformedValue(joint=joint, offset=StateValue(state_size=spec.state_size, hidden_sizes=sizes))
+
+    def loss(self, batch: ReplayBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        hp, steps = self.hparams, batch.steps[batch.burn_in :]
+        following, mask, next_mask = steps[schema.NEXT], action_masks(steps), action_masks(steps[schema.NEXT])
+        state, action = steps[schema.STATE], {name: steps[name, schema.ACTION] for name in self.networks}
+        online = self.agent_values(self.networks, batch)
+        joint = self.mixer.joint(online.features, action, state)
+        with torch.no_grad():
+            target = self.agent_values(self.target_networks, batch)
+            chooser = online if hp.double_q else target
+            next_best = {name: greedy_action(q, next_mask[name]) for name, q in chooser.next_value.items()}
+            next_joint = self.target_mixer.joint(target.next_features, next_best, following[schema.STATE])
+            goal = self.target(batch, next_joint)
+            best = {name: greedy_action(q, mask[name]) for name, q in online.value.items()}
+            best_joint = self.mixer.joint(online.features, best, state)
+        value = {name: take(q, action[name]) for name, q in online.value.items()}
+        total = join(value).sum(-1, keepdim=True)
+        best_total = join({name: take(q, best[name]) for name, q in online.value.items()}).sum(-1, keepdim=True)
+        offset = self.mixer.offset(state)
+        if hp.variant == "base":
+            shortfall = (total - joint.detach() + offset).clamp(max=0)
+        else:
+            with torch.no_grad():
+                own = self.mixer.joint.of_own_actions(online.features, action, state)
+            others = {name: total - value[name] for name in value}
+            difference = {name: online.value[name] + (others[name] + offset).unsqueeze(-1) - own[name] for name in own}
+            shortfall = join({name: smallest(difference[name], mask[name]) for name in own})
+        weight = self.weight(batch)
+        td, opt, nopt = (
+            td_loss(x, weight, importance=batch.weight.unsqueeze(-1), huber_delta=hp.huber_delta)
+            for x in (joint - goal, best_total - best_joint + offset, shortfall)
+        )
+        error = (joint - goal).detach().abs().mean(-1, keepdim=True)
+        diagnostics = {
+            "q_value": weighted_mean(joint.mean(-1, keepdim=True), weight),
+            "td_error": weighted_mean(error, weight),
+            "td_loss": td,
+            "opt_loss": opt,
+            "nopt_loss": nopt,
+        }
+        loss = td + hp.opt_coefficient * opt + hp.nopt_coefficient * nopt
+        return loss, (error * weight).squeeze(-1), diagnostics
+
+
+def smallest(x: Tensor, mask: Tensor) -> Tensor:
+    """Returns the smallest legal entries ``[...]`` of ``[..., n]``."""
+    return x.masked_fill(~mask, torch.inf).amin(-1)
