@@ -59,7 +59,7 @@ class EpisodeStatistics:
         episodes = {"return": every_agent.mean(1), "team_return": every_agent.sum(1), "length": lengths}
         if len(self._groups) > 1:
             episodes |= {f"return/{name}": returns.mean(1) for name, returns in group_returns.items()}
-        episodes |= {name: values for name, values in at_end_info.items() if not name.startswith("episode_")}
+        episodes |= {name: values for name, values in at_end_info.items() if not name.startswith(("episode_", "label/"))}
         order = np.argsort(time, kind="stable")
         return {name: values[order] for name, values in episodes.items()}
 
