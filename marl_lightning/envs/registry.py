@@ -124,13 +124,7 @@ def registered_families() -> Mapping[str, Family]:
 
 def registered_environments() -> tuple[str, ...]:
     """Returns the names of all environments whose packages are installed, sorted."""
-    names: list[str] = []
-    for family in _FAMILIES.values():
-        try:
-            names += family.names()
-        except ImportError:
-            continue
-    return tuple(sorted(names))
+    return tuple(sorted(_names_of(_FAMILIES)))
 
 
 def make_env(name: str | Factory, **kwargs: Any) -> MultiAgentEnv:
@@ -226,6 +220,17 @@ def make_vector_env(
         raise
 
 
+def _names_of(families: Iterable[str]) -> list[str]:
+    """Returns the names of all environments of these families whose packages are installed."""
+    names: list[str] = []
+    for family_name in families:
+        try:
+            names += _FAMILIES[family_name].names()
+        except ImportError:
+            continue
+    return names
+
+
 def _choose(family: Family, scenario: str, kwargs: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
     """Returns whether the batched version of a game is meant, and the arguments for its maker."""
     arguments = dict(kwargs)
@@ -248,8 +253,9 @@ def _find(name: str) -> tuple[Family, str]:
     family = _FAMILIES.get(family_name)
     if family is not None and (family.open_ended or scenario in family.scenarios()):
         return family, scenario
-    known = registered_environments() if family is None else family.names()
-    nearest = difflib.get_close_matches(name, known, n=3)
+    # Families that are nothing alike are left out: to list their games, their packages would have to be imported.
+    alike = difflib.get_close_matches(family_name, _FAMILIES, n=2) if family is None else [family_name]
+    nearest = difflib.get_close_matches(name, _names_of(alike), n=3)
     hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
     raise ValueError(f"unknown environment {name!r} (families: {', '.join(sorted(_FAMILIES))}){hint}")
 
