@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import inspect
 import json
+import math
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -164,6 +165,29 @@ def test_every_experiment_trains(name, compose, small, tmp_path):
     with (folder / "metrics.csv").open() as file:
         assert {int(row["step"]) for row in csv.DictReader(file)} >= {*steps, result.module.env_steps}
     assert {path.name for path in (folder / "checkpoints").glob("*.ckpt")} >= {"last.ckpt", "best.ckpt"}
+
+
+@pytest.mark.parametrize("algorithm", ["mappo", "ippo"])
+@pytest.mark.parametrize("game", ["lbf", "rware", "mpe", "mamujoco", "magent2", "vmas", "tictactoe"])
+def test_games_of_every_kind_train_for_a_while(game, algorithm, compose):
+    """Sparse rewards, several parts, continuous actions, two groups, batches of a package, turns."""
+    (name,) = (each for each in names("experiment") if each in (f"mappo_{game}", f"ippo_{game}"))
+    overrides = [
+        f"+experiment={name}",
+        f"algorithm={algorithm}",
+        "algorithm.num_epochs=1",
+        "env.num_envs=8",
+        "data.rollout_length=32",
+        "total_env_steps=2000",
+        "trainer.accelerator=cpu",
+        "callbacks.evaluation.at_end=false",
+        "callbacks.checkpoint.monitor=null",
+    ]
+    if game == "magent2":
+        overrides.append("env.with_state=true")
+    result = train(compose(*overrides))
+    assert result.module.env_steps == 2048
+    assert all(math.isfinite(value) for value in result.metrics.values())
 
 
 def test_debug_shortens_an_experiment(compose):
