@@ -59,7 +59,8 @@ class EpisodeStatistics:
         episodes = {"return": every_agent.mean(1), "team_return": every_agent.sum(1), "length": lengths}
         if len(self._groups) > 1:
             episodes |= {f"return/{name}": returns.mean(1) for name, returns in group_returns.items()}
-        episodes |= {name: values for name, values in at_end_info.items() if not name.startswith(("episode_", "label/"))}
+        hidden = ("episode_", "label/")  # the return and the length again, and numbers whose mean means nothing
+        episodes |= {name: values for name, values in at_end_info.items() if not name.startswith(hidden)}
         order = np.argsort(time, kind="stable")
         return {name: values[order] for name, values in episodes.items()}
 
