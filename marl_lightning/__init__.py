@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from marl_lightning.data import RolloutDataModule
     from marl_lightning.envs import make_env, make_vector_env
     from marl_lightning.evaluation import evaluate, evaluate_checkpoint, load_checkpoint
+    from marl_lightning.trainers import make_train
     from marl_lightning.training import TrainingResult, train
 
 _HOMES = {
@@ -26,6 +27,7 @@ _HOMES = {
     "evaluate_checkpoint": "evaluation",
     "load_checkpoint": "evaluation",
     "make_env": "envs",
+    "make_train": "trainers",
     "make_vector_env": "envs",
     "train": "training",
 }
@@ -40,6 +42,7 @@ __all__ = [
     "evaluate_checkpoint",
     "load_checkpoint",
     "make_env",
+    "make_train",
     "make_vector_env",
     "train",
 ]

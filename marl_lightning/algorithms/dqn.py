@@ -83,7 +83,8 @@ class DQN(IQL):
         **inherited: see :class:`~marl_lightning.algorithms.q_learning.QLearningModule`.
 
     Raises:
-        ValueError: if ``max_return`` is not above ``min_return``, or ``td_lambda`` is used with a distribution.
+        ValueError: if ``max_return`` is not above ``min_return``, ``td_lambda`` is used with a distribution, or agents
+            are frozen that have noisy networks.
     """
 
     @extends(IQL.__init__)
@@ -108,6 +109,8 @@ class DQN(IQL):
                 f"td_lambda={hp.td_lambda} mixes values and does not apply to distributional={hp.distributional!r}: "
                 "use n_steps"
             )
+        if hp.noisy and hp.trainable_agents is not None:
+            raise ValueError("noisy=True lets all agents explore, the frozen ones too: leave out trainable_agents")
         if not (hp.dueling or hp.noisy or hp.distributional):
             return
         body = {key: hp[key] for key in ("hidden_sizes", "recurrent", "activation", "layer_norm")}

@@ -10,9 +10,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from marl_lightning.algorithms.iql import IQL
 from marl_lightning.algorithms.q_learning import (
     AgentValues,
-    QLearningModule,
     QNetwork,
     QPolicy,
     action_masks,
@@ -206,7 +206,7 @@ class ResponsePolicy(QPolicy):
         return {name: self[name].value(output) for name, output in outputs.items()}, next_state
 
 
-class PR2IQL(QLearningModule):
+class PR2IQL(IQL):
     """Independent Q-learning with probabilistic recursive reasoning (Wen et al. 2019).
 
     Every agent learns ``Q(a, o)`` of its own action and the actions of all others, which it sees in training only. It
@@ -240,14 +240,14 @@ class PR2IQL(QLearningModule):
         num_samples: joint actions that ``"sampled"`` draws for each own action.
         mask_unseen: leave out what the others have not done yet, in any state, together with an own action. An agent
             does not know which actions of others are legal: optimistic values of those that never are would count.
-        **inherited: see :class:`~marl_lightning.algorithms.q_learning.QLearningModule`; agents learn from their own
+        **inherited: see :class:`~marl_lightning.algorithms.iql.IQL`; agents learn from their own
             rewards unless ``team_reward`` is given.
 
     Raises:
         ValueError: if there are more joint actions than ``max_joint``, or settings exclude each other.
     """
 
-    @extends(QLearningModule.__init__, team_reward=None)
+    @extends(IQL.__init__, team_reward=None)
     def __init__(
         self,
         *,
@@ -318,6 +318,8 @@ class PR2IQL(QLearningModule):
         for name, others in self.others_actions(rollout.steps).items():
             action = rollout.steps[name, schema.ACTION]
             counts = self.reduce_sum(self.networks[name].count(action, others))
+            if self.frozen is not None:
+                counts = counts.masked_fill(self.frozen.of(name)[:, None, None], 0)
             for networks in (self.networks, self.target_networks):
                 networks[name].see(counts)
 

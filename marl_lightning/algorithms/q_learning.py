@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from marl_lightning.algorithms.actor_critic import flatten_observation, initial_states
 from marl_lightning.algorithms.base import MARLModule
+from marl_lightning.algorithms.freezing import FrozenAgents, Opponents
 from marl_lightning.clock import EnvStepInterval, Schedule
 from marl_lightning.data import schema
 from marl_lightning.data.episodes import episode_metrics
@@ -80,6 +82,7 @@ class QPolicy(nn.ModuleDict):
             ``kind="boltzmann"``, the temperature of ``softmax(Q / rate)``.
         kind: how to explore.
         schedule: the rate by env steps.
+        opponents: agents that do not learn and act in another way, ``None`` if there are none.
     """
 
     def __init__(self) -> None:
@@ -87,6 +90,7 @@ class QPolicy(nn.ModuleDict):
         self.kind: Literal["epsilon", "boltzmann"] = "epsilon"
         self.schedule: Callable[[int], float] = Schedule()
         self.rate = 1.0
+        self.opponents: Opponents | None = None
 
     def explore_at(self, env_steps: int) -> None:
         """Sets the rate to that of the schedule."""
@@ -114,6 +118,9 @@ class QPolicy(nn.ModuleDict):
             else self._explore(value, masks.get(name), generator)
             for name, value in values.items()
         }
+        if self.opponents is not None and not deterministic:
+            for name, theirs in self._opponent_actions(values, masks, generator).items():
+                actions[name] = torch.where(self.opponents.frozen.of(name), theirs, actions[name])
         return actions, {name: torch.zeros_like(value[..., 0]) for name, value in values.items()}, next_state
 
     def action_values(
@@ -134,15 +141,40 @@ class QPolicy(nn.ModuleDict):
         return dict(actions)
 
     def _explore(self, value: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
-        if self.kind == "boltzmann":
-            logits = value / max(self.rate, 1e-8)
-            logits = logits if mask is None else logits.masked_fill(~mask, -torch.inf)
-            return choose(logits, deterministic=False, generator=generator)
-        *agents, actions = value.shape
-        draw = torch.rand(*agents, actions + 1, device=value.device, generator=generator)
-        # The legal action with the largest of equally distributed numbers is any of them, equally likely.
-        by_chance = greedy_action(draw[..., :actions], mask)
-        return torch.where(draw[..., actions] < self.rate, by_chance, greedy_action(value, mask))
+        return explore(value, mask, kind=self.kind, rate=self.rate, generator=generator)
+
+    def _opponent_actions(
+        self, values: Mapping[str, Tensor], masks: Mapping[str, Tensor], generator: torch.Generator | None
+    ) -> dict[str, Tensor]:
+        """Returns what all agents would do in the way of the frozen ones."""
+        mode, rate = self.opponents.mode, self.opponents.rate
+        if mode == "greedy":
+            return {name: greedy_action(value, masks.get(name)) for name, value in values.items()}
+        kind = "boltzmann" if mode == "softmax" else "epsilon"
+        return {
+            name: explore(value, masks.get(name), kind=kind, rate=rate, generator=generator)
+            for name, value in values.items()
+        }
+
+
+def explore(
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    kind: Literal["epsilon", "boltzmann"],
+    rate: float,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """Returns legal actions ``[...]`` for values ``[..., n]``, drawn as :class:`QPolicy` says."""
+    if kind == "boltzmann":
+        logits = value / max(rate, 1e-8)
+        logits = logits if mask is None else logits.masked_fill(~mask, -torch.inf)
+        return choose(logits, deterministic=False, generator=generator)
+    *agents, actions = value.shape
+    draw = torch.rand(*agents, actions + 1, device=value.device, generator=generator)
+    # The legal action with the largest of equally distributed numbers is any of them, equally likely.
+    by_chance = greedy_action(draw[..., :actions], mask)
+    return torch.where(draw[..., actions] < rate, by_chance, greedy_action(value, mask))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -261,6 +293,7 @@ class QLearningModule(MARLModule):
         self.hparams.update(own_arguments(self))
         self._log_interval = EnvStepInterval(log_every_env_steps)
         self._episodes: list[dict[str, np.ndarray]] = []
+        self.frozen: FrozenAgents | None = None
         if spec is not None:
             self.use_spec(spec)
 
@@ -295,6 +328,11 @@ class QLearningModule(MARLModule):
         return chosen if mixer is None else mixer(chosen, state)
 
     # Networks -------------------------------------------------------------------------------------------------------
+
+    def freeze(self, frozen: FrozenAgents, opponents: Opponents) -> None:
+        """Stops the learning of some agents, for good, and sets how they act; called once the networks are there."""
+        self.frozen, self.networks.opponents = frozen, opponents
+        frozen.stop_learning(self.networks)
 
     def build(self, spec: EnvSpec) -> None:
         hp = self.hparams
@@ -365,6 +403,10 @@ class QLearningModule(MARLModule):
 
     # Learning -------------------------------------------------------------------------------------------------------
 
+    def on_train_start(self) -> None:
+        if self.frozen is not None:  # those who are frozen now may have learned in the run that this one resumes
+            self.frozen.clear_moments(self.networks, self.optimizers(use_pl_optimizer=False))
+
     def training_step(self, stream: ReplayStream, batch_idx: int) -> None:
         for batch in stream:
             self.update(batch)
@@ -387,7 +429,10 @@ class QLearningModule(MARLModule):
         """See :class:`~marl_lightning.algorithms.base.MARLModule`; agents that share nothing are clipped separately."""
         if not self._is_separate:
             return super().clip_gradient(parameters, limit)
-        norms = [clip_each_agent(network, limit) for network in self.networks.values()]
+        if self.frozen is not None:
+            self.frozen.clear_gradients(self.networks)
+        learning = [network for network in self.networks.values() if next(network.parameters()).requires_grad]
+        norms = [clip_each_agent(network, limit) for network in learning]
         own = {id(parameter) for parameter in self.networks.parameters()}
         if others := [parameter for parameter in parameters if id(parameter) not in own]:
             norms.append(super().clip_gradient(others, limit).unsqueeze(0))
@@ -462,8 +507,10 @@ class QLearningModule(MARLModule):
         if self.is_joint:
             return mask.float()
         if self._count_the_dead:
-            return mask.float().expand(*mask.shape[:-1], self.spec.num_agents)
-        return (mask & self._alive(steps)).float()
+            weight = mask.float().expand(*mask.shape[:-1], self.spec.num_agents)
+        else:
+            weight = (mask & self._alive(steps)).float()
+        return weight if self.frozen is None else weight * self.frozen.learns
 
     def _alive(self, steps: TensorDict) -> Tensor:
         return join({name: steps[name, schema.ALIVE] for name in self.networks})
@@ -505,8 +552,9 @@ class QLearningModule(MARLModule):
         pairs = [(self.target_networks, self.networks)]
         if self.mixer is not None:
             pairs.append((self.target_mixer, self.mixer))
-        for old, new in pairs:
-            move_towards(old, new, rate=hp.target_update_rate or 1.0)
+        with nullcontext() if self.frozen is None else self.frozen.kept(self.target_networks):
+            for old, new in pairs:
+                move_towards(old, new, rate=hp.target_update_rate or 1.0)
 
 
 def join(per_group: Mapping[str, Tensor]) -> Tensor:

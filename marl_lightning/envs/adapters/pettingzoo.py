@@ -46,6 +46,8 @@ class PettingZooAdapter(MultiAgentEnv):
     Args:
         factory: returns a new ``ParallelEnv`` at every call.
         name: ``spec.name``; by default the name in the metadata of the game.
+        end_together: end the episode for all as soon as one agent leaves. Those who could have gone on are then cut:
+            unless all terminated, the episode is truncated.
 
     Raises:
         ImportError: if pettingzoo is not installed.
@@ -53,8 +55,11 @@ class PettingZooAdapter(MultiAgentEnv):
         ValueError: if a space is of a kind that cannot be used (see :class:`GroupSpec`).
     """
 
-    def __init__(self, *, factory: Callable[[], ParallelEnv], name: str | None = None) -> None:
+    def __init__(
+        self, *, factory: Callable[[], ParallelEnv], name: str | None = None, end_together: bool = False
+    ) -> None:
         self._env = _require_parallel(factory())
+        self._end_together = end_together
         self._action_spaces = {agent: self._env.action_space(agent) for agent in self._env.possible_agents}
         groups = group_agents(self._env)
         # A game can tell its state only after a reset. The seed of the first episode comes with the caller's own reset.
@@ -93,6 +98,8 @@ class PettingZooAdapter(MultiAgentEnv):
         cut_agents = {agent for agent in self._acting if truncations.get(agent)} - terminated_agents
         # Some games keep agents that have ended in their list.
         remaining = set(self._env.agents) - terminated_agents - cut_agents
+        if self._end_together and remaining != self._acting:
+            cut_agents, remaining = cut_agents | remaining, set()
         truncated = not remaining and bool(cut_agents)
         reward = {
             name: np.array([rewards.get(a, 0.0) if a in self._acting else 0.0 for a in group.agents], np.float32)
@@ -172,7 +179,7 @@ def group_agents(env: ParallelEnv) -> dict[str, GroupSpec]:
     kinds: list[tuple[tuple[str, spaces.Space, spaces.Space], list[str]]] = []
     for agent in env.possible_agents:
         prefix = re.sub(r"_\d+$", "", agent)
-        kind = (prefix, _array_space(env.observation_space(agent)), env.action_space(agent))
+        kind = (prefix, array_space(env.observation_space(agent)), env.action_space(agent))
         # Spaces can be compared but not hashed.
         members = next((members for other, members in kinds if other == kind), None)
         if members is None:
@@ -190,7 +197,7 @@ def group_agents(env: ParallelEnv) -> dict[str, GroupSpec]:
     }
 
 
-def _array_space(space: spaces.Space) -> spaces.Space:
+def array_space(space: spaces.Space) -> spaces.Space:
     """Returns the space of the array in a pair of observation and action mask, and any other space as it is."""
     if isinstance(space, spaces.Dict) and {"observation"} <= space.spaces.keys() <= {"observation", "action_mask"}:
         return space["observation"]

@@ -13,6 +13,7 @@ from marl_lightning.envs.wrappers.base import Batch, Rows, Wrapper, autoresets, 
 
 RETURN = "episode_return"
 LENGTH = "episode_length"
+AGENT_RETURN = "agent_return"
 
 
 class TimeLimit(Wrapper):
@@ -76,21 +77,29 @@ class RecordEpisodeStatistics(Wrapper):
     ``episode_return``            mean over all agents of their own undiscounted returns: the score of an episode
     ``episode_return/<group>``    mean over the agents of a group, if there are several groups
     ``episode_length``            env steps
+    ``agent_return/<agent>``      return of one agent, with ``per_agent``
     ============================  ======================================================================================
 
     Args:
         env: environment to wrap.
+        per_agent: also report the returns of single agents.
 
     Raises:
         ValueError: if they are reported already.
     """
 
-    def __init__(self, env: MultiAgentEnv | VectorEnv) -> None:
+    def __init__(self, env: MultiAgentEnv | VectorEnv, *, per_agent: bool = False) -> None:
         if RETURN in env.spec.info_keys:
             raise ValueError(f"{env.spec.name} reports {RETURN!r} already: use RecordEpisodeStatistics once")
         groups = env.spec.groups
         self._names = _group_keys(env.spec) if len(groups) > 1 else {}
-        keys = (*env.spec.info_keys, RETURN, LENGTH, *self._names.values())
+        self._agent_names = (
+            {name: [f"{AGENT_RETURN}/{agent}" for agent in group.agents] for name, group in groups.items()}
+            if per_agent
+            else {}
+        )
+        agent_keys = (key for names in self._agent_names.values() for key in names)
+        keys = (*env.spec.info_keys, RETURN, LENGTH, *self._names.values(), *agent_keys)
         super().__init__(env, spec=replace(env.spec, info_keys=keys))
         num_envs = self._num_instances()
         self._length = np.zeros(num_envs, np.int64)
@@ -113,6 +122,9 @@ class RecordEpisodeStatistics(Wrapper):
         np.divide(sum(totals.values()), self.spec.num_agents, out=info[RETURN], casting="same_kind")
         for name, key in self._names.items():
             np.divide(totals[name], self.spec.groups[name].num_agents, out=info[key], casting="same_kind")
+        for name, keys in self._agent_names.items():
+            for i, key in enumerate(keys):
+                info[key][:] = self._returns[name][:, i]
         info[LENGTH][:] = self._length
 
     def _clear(self, rows: Rows) -> None:

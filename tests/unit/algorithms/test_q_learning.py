@@ -334,7 +334,7 @@ def test_a_mixer_needs_a_state_and_a_team_a_reward():
         IQL(n_steps=3, td_lambda=0.5)
     with pytest.raises(ValueError, match="needs Discrete actions, but those of 'blue'"):
         IQL(spec=CounterGame().spec)
-    with pytest.raises(ValueError, match=r"IQL.gamma=2.*\n.*learning_rate=0"):
+    with pytest.raises(ValueError, match=r"IQL.learning_rate=0.*\n.*gamma=2"):
         IQL(gamma=2, learning_rate=0)
 
 
