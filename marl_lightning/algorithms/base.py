@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.strategies import ParallelStrategy
+from tensordict import TensorDict
 from torch import Tensor, nn
 
 from marl_lightning.data.schema import RecurrentState
@@ -235,6 +237,21 @@ class MARLModule(LightningModule):
         if self._trainer is not None:
             log_metrics(self.trainer, metrics, self.env_steps)
         return metrics
+
+
+def check_finite(metrics: Mapping[str, float], *, env_steps: int, steps: TensorDict | None = None) -> None:
+    """Raises ``FloatingPointError`` naming what is NaN or infinite; ``steps``, the data, are looked at first."""
+    broken = [name for name, value in metrics.items() if not math.isfinite(value)]
+    if not broken:
+        return
+    leaves = () if steps is None else steps.flatten_keys("/").items()
+    data = [name for name, leaf in leaves if leaf.is_floating_point() and not leaf.isfinite().all()]
+    cause = f"; the data holds NaN or inf in {', '.join(data)}" if data else ""
+    raise FloatingPointError(
+        f"{', '.join(broken)} became NaN or infinite at env step {env_steps}{cause}. "
+        "Lower algorithm.learning_rate or algorithm.max_grad_norm, or check the environment; "
+        "checkpoints written before this one are untouched."
+    )
 
 
 def log_metrics(trainer: Trainer, metrics: Mapping[str, float], env_steps: int) -> None:

@@ -9,13 +9,12 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from marl_lightning.algorithms.base import with_defaults
-from marl_lightning.algorithms.q_learning import QLearningModule, QPolicy, action_masks
+from marl_lightning.algorithms.q_learning import AgentValues, QLearningModule, QPolicy, action_masks, actions
 from marl_lightning.data import schema
 from marl_lightning.data.replay import ReplayBatch
 from marl_lightning.data.schema import RecurrentState
 from marl_lightning.envs.base import Observations
 from marl_lightning.envs.spec import EnvSpec
-from marl_lightning.losses.td import td_loss
 from marl_lightning.nn.coordination_graph import (
     PayoffNetwork,
     Topology,
@@ -25,7 +24,6 @@ from marl_lightning.nn.coordination_graph import (
 )
 from marl_lightning.nn.joint_values import StateValue
 from marl_lightning.nn.mixers import one_hot
-from marl_lightning.nn.statistics import weighted_mean
 from marl_lightning.validation import NonNegativeInt, PositiveInt, extends
 
 
@@ -208,25 +206,16 @@ class DCG(QLearningModule):
             offset=StateValue(state_size=spec.state_size, hidden_sizes=(hp.payoff_size,)) if hp.state_value else None,
         )
 
-    def loss(self, batch: ReplayBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        hp, steps = self.hparams, batch.steps[batch.burn_in :]
-        following, next_mask = steps[schema.NEXT], action_masks(steps[schema.NEXT])
-        online = self.agent_values(self.networks, batch)
-        with torch.no_grad():
-            target = self.agent_values(self.target_networks, batch)
-            graph, chooser = (self.mixer, online) if hp.double_q else (self.target_mixer, target)
-            next_action, _ = graph.best(chooser.next_value, chooser.next_features, next_mask)
-            next_value = self.target_mixer(
-                target.next_value, target.next_features, next_action, following[schema.STATE]
-            )
-            goal = self.target(batch, next_value)
-        action = {name: steps[name, schema.ACTION] for name in self.networks}
-        value = self.mixer(online.value, online.features, action, steps[schema.STATE])
-        weight = self.weight(batch)
-        loss = td_loss(value - goal, weight, importance=batch.weight.unsqueeze(-1), huber_delta=hp.huber_delta)
-        error = (value - goal).detach().abs()
-        diagnostics = {"q_value": weighted_mean(value, weight), "td_error": weighted_mean(error, weight)}
-        return loss, (error * weight).squeeze(-1), diagnostics
+    def value(self, batch: ReplayBatch, online: AgentValues) -> Tensor:
+        steps = batch.steps[batch.burn_in :]
+        return self.mixer(online.value, online.features, actions(steps, self.networks), steps[schema.STATE])
+
+    def next_value(self, batch: ReplayBatch, online: AgentValues) -> Tensor:
+        following = batch.steps[batch.burn_in :][schema.NEXT]
+        target = self.agent_values(self.target_networks, batch)
+        graph, chooser = (self.mixer, online) if self.hparams.double_q else (self.target_mixer, target)
+        action, _ = graph.best(chooser.next_value, chooser.next_features, action_masks(following))
+        return self.target_mixer(target.next_value, target.next_features, action, following[schema.STATE])
 
 
 class DCGS(DCG):

@@ -9,7 +9,15 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from marl_lightning.algorithms.iql import IQL
-from marl_lightning.algorithms.q_learning import QNetwork, QPolicy, action_masks, frozen_copy
+from marl_lightning.algorithms.q_learning import (
+    QNetwork,
+    QPolicy,
+    action_masks,
+    actions,
+    best_actions,
+    last_steps,
+    mean_over_agents,
+)
 from marl_lightning.clock import Schedule
 from marl_lightning.data import schema
 from marl_lightning.data.replay import ReplayBatch
@@ -17,7 +25,7 @@ from marl_lightning.data.schema import RecurrentState
 from marl_lightning.envs.base import Observations
 from marl_lightning.envs.spec import EnvSpec
 from marl_lightning.losses.distributional import categorical_loss, categorical_projection, quantile_huber_loss
-from marl_lightning.losses.td import greedy_action, n_step_target
+from marl_lightning.losses.td import n_step_target
 from marl_lightning.nn.noisy import noise
 from marl_lightning.nn.statistics import weighted_mean
 from marl_lightning.nn.value_heads import DuelingHead, ExpectedCategorical, ExpectedValue, PlainHead
@@ -101,8 +109,7 @@ class DQN(IQL):
         if max_return <= min_return:
             raise ValueError(f"max_return={max_return} must be above min_return={min_return}")
 
-    def build(self, spec: EnvSpec) -> None:
-        super().build(spec)
+    def build_networks(self, spec: EnvSpec) -> QPolicy:
         hp = self.hparams
         if hp.distributional is not None and hp.td_lambda is not None:
             raise ValueError(
@@ -112,17 +119,12 @@ class DQN(IQL):
         if hp.noisy and hp.trainable_agents is not None:
             raise ValueError("noisy=True lets all agents explore, the frozen ones too: leave out trainable_agents")
         if not (hp.dueling or hp.noisy or hp.distributional):
-            return
-        body = {key: hp[key] for key in ("hidden_sizes", "recurrent", "activation", "layer_norm")}
-        self.networks = NoisyPolicy() if hp.noisy else QPolicy()
+            return super().build_networks(spec)
+        networks = NoisyPolicy() if hp.noisy else QPolicy()
         for name, group in spec.groups.items():
-            self.networks[name] = HeadedQNetwork(
-                head=self.head(num_actions=group.action_size, num_agents=group.num_agents),
-                group=group,
-                share_parameters=hp.share_parameters,
-                **body,
-            )
-        self.target_networks = frozen_copy(self.networks)
+            head = self.head(num_actions=group.action_size, num_agents=group.num_agents)
+            networks[name] = HeadedQNetwork(head=head, group=group, **self.network_arguments)
+        return networks
 
     def head(self, *, num_actions: int, num_agents: int) -> ExpectedValue:
         """Makes the head of a group's network."""
@@ -146,14 +148,13 @@ class DQN(IQL):
     def distributional_loss(self, batch: ReplayBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Returns what :meth:`loss` returns; sequences are prioritised by their losses (Hessel et al. 2018)."""
         hp, steps = self.hparams, batch.steps[batch.burn_in :]
-        next_mask = action_masks(steps[schema.NEXT])
         online = self.agent_values(self.networks, batch)
         with torch.no_grad():
             target = self.agent_values(self.target_networks, batch)
-            chooser = online.next_value if hp.double_q else target.next_value
-            next_action = {name: greedy_action(q, next_mask[name]) for name, q in chooser.items()}
+            chooser = online if hp.double_q else target
+            next_action = best_actions(chooser.next_value, action_masks(steps[schema.NEXT]))
             next_atoms = self.chosen_atoms(self.target_networks, target.next_features, next_action)
-        atoms = self.chosen_atoms(self.networks, online.features, {n: steps[n, schema.ACTION] for n in self.networks})
+        atoms = self.chosen_atoms(self.networks, online.features, actions(steps, self.networks))
         if hp.distributional == "quantile":
             goal = self.targets(batch, next_atoms)
             loss = quantile_huber_loss(atoms, goal, huber_delta=hp.huber_delta or 1.0)
@@ -166,8 +167,7 @@ class DQN(IQL):
             loss = categorical_loss(atoms, goal)
             value, goal_value = atoms.detach().softmax(-1) @ support, goal @ support
         weight = self.weight(batch)
-        counted = loss * weight
-        weighted = counted * batch.weight.unsqueeze(-1)
+        weighted = loss * weight * batch.weight.unsqueeze(-1)
         if hp.share_parameters:
             total = weighted.sum() / weight.sum().clamp(min=1)
         else:  # agents learn as if each were alone
@@ -176,7 +176,7 @@ class DQN(IQL):
             "q_value": weighted_mean(value, weight),
             "td_error": weighted_mean((value - goal_value).abs(), weight),
         }
-        return total, counted.detach().sum(-1) / weight.sum(-1).clamp(min=1), diagnostics
+        return total, mean_over_agents(loss.detach(), weight), diagnostics
 
     def chosen_atoms(self, networks: QPolicy, features: dict[str, Tensor], action: dict[str, Tensor]) -> Tensor:
         """Returns the atoms of actions, ``[L, N, A, M]``, from features ``[L, N, A, F]`` by group."""
@@ -193,9 +193,7 @@ class DQN(IQL):
 
     def bootstrapped(self, batch: ReplayBatch, next_atoms: Tensor) -> Tensor:
         """Returns for each step the entry ``[L, N, A, M]`` of the successor that its target is bootstrapped from."""
-        steps, mask = batch.steps[batch.burn_in :], batch.mask[batch.burn_in :]
-        done = steps[schema.NEXT, schema.TERMINATED] | steps[schema.NEXT, schema.TRUNCATED]
-        done[:-1] |= steps[schema.IS_FIRST][1:] | ~mask[1:]
+        done = last_steps(batch)
         return n_step_target(  # without rewards and discount, this is the entry itself
             reward=torch.zeros_like(next_atoms),
             next_value=next_atoms,

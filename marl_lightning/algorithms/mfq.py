@@ -18,9 +18,7 @@ from marl_lightning.data.replay import ReplayBatch
 from marl_lightning.data.schema import RecurrentState
 from marl_lightning.envs.base import Observations
 from marl_lightning.envs.spec import EnvSpec, GroupSpec
-from marl_lightning.losses.td import greedy_action, take, td_loss
 from marl_lightning.nn.mixers import one_hot
-from marl_lightning.nn.statistics import weighted_mean
 from marl_lightning.validation import PositiveFloat, extends
 
 
@@ -124,32 +122,13 @@ class MFQ(QLearningModule):
         """Always: the previous actions have to be known."""
         return True
 
-    def loss(self, batch: ReplayBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        hp, steps = self.hparams, batch.steps[batch.burn_in :]
-        next_mask = action_masks(steps[schema.NEXT])
-        online = self.agent_values(self.networks, batch)
-        with torch.no_grad():
-            target = self.agent_values(self.target_networks, batch).next_value
-            if hp.temperature is not None:
-                next_value = {name: boltzmann_value(q, next_mask[name], hp.temperature) for name, q in target.items()}
-            else:
-                chooser = online.next_value if hp.double_q else target
-                next_value = {
-                    name: take(q, greedy_action(chooser[name], next_mask[name])) for name, q in target.items()
-                }
-            goal = self.target(batch, join(next_value))
-        value = join({name: take(q, steps[name, schema.ACTION]) for name, q in online.value.items()})
-        weight = self.weight(batch)
-        loss = td_loss(
-            value - goal,
-            weight,
-            importance=batch.weight.unsqueeze(-1),
-            huber_delta=hp.huber_delta,
-            separate=not hp.share_parameters,
-        )
-        error = (value - goal).detach().abs()
-        diagnostics = {"q_value": weighted_mean(value, weight), "td_error": weighted_mean(error, weight)}
-        return loss, (error * weight).sum(-1) / weight.sum(-1).clamp(min=1), diagnostics
+    def next_value(self, batch: ReplayBatch, online: AgentValues) -> Tensor:
+        temperature = self.hparams.temperature
+        if temperature is None:
+            return super().next_value(batch, online)
+        target = self.agent_values(self.target_networks, batch).next_value
+        mask = action_masks(batch.steps[batch.burn_in :][schema.NEXT])
+        return join({name: boltzmann_value(value, mask[name], temperature) for name, value in target.items()})
 
     def agent_values(self, networks: QPolicy, batch: ReplayBatch) -> AgentValues:
         return super().agent_values(networks, replace(batch, steps=self.with_mean_actions(batch.steps)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -14,7 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from marl_lightning.algorithms.actor_critic import Actor, ActorPolicy, Critic, CriticInput, initial_states
-from marl_lightning.algorithms.base import MARLModule
+from marl_lightning.algorithms.base import MARLModule, check_finite
 from marl_lightning.data import schema
 from marl_lightning.data.episodes import episode_metrics
 from marl_lightning.data.rollout import RolloutDataModule
@@ -207,7 +206,7 @@ class OnPolicyActorCriticModule(MARLModule):
         self.update(rollout)
         self.advance(rollout.env_steps)
         metrics = self.flush_metrics(episode_metrics(rollout.episodes))
-        check_finite(metrics, rollout, self.env_steps)
+        check_finite(metrics, env_steps=self.env_steps, steps=rollout.steps)
 
     def update(self, rollout: Rollout) -> None:
         """Makes ``num_epochs`` passes of ``num_minibatches`` updates over a prepared rollout."""
@@ -392,21 +391,6 @@ def team_reward(reward: Tensor, how: str | None) -> Tensor:
 def _critic_inputs(critic: Critic, group: str, rows: TensorDict) -> Tensor:
     own = rows[group]
     return critic.inputs(rows[schema.STATE], own[schema.OBSERVATION], own[schema.ALIVE])
-
-
-def check_finite(metrics: Mapping[str, float], rollout: Rollout, env_steps: int) -> None:
-    """Raises ``FloatingPointError`` naming what is NaN or infinite; data of the environment is looked at first."""
-    broken = [name for name, value in metrics.items() if not math.isfinite(value)]
-    if not broken:
-        return
-    leaves = rollout.steps.flatten_keys("/").items()
-    data = [name for name, leaf in leaves if leaf.is_floating_point() and not leaf.isfinite().all()]
-    cause = f"; the rollout holds NaN or inf in {', '.join(data)}" if data else ""
-    raise FloatingPointError(
-        f"{', '.join(broken)} became NaN or infinite at env step {env_steps}{cause}. "
-        "Lower algorithm.learning_rate or algorithm.max_grad_norm, or check the environment; "
-        "checkpoints written before this one are untouched."
-    )
 
 
 def compiled(function: Callable) -> Callable:

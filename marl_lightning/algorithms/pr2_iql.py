@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -16,7 +15,6 @@ from marl_lightning.algorithms.q_learning import (
     QNetwork,
     QPolicy,
     action_masks,
-    frozen_copy,
     join,
 )
 from marl_lightning.data import schema
@@ -34,7 +32,6 @@ from marl_lightning.losses.response import (
     soft_value,
     value_of,
 )
-from marl_lightning.losses.td import greedy_action, take, td_loss
 from marl_lightning.nn.linear import AgentLinear
 from marl_lightning.nn.mixers import one_hot
 from marl_lightning.nn.statistics import weighted_mean
@@ -267,11 +264,8 @@ class PR2IQL(IQL):
         if opponents == "sampled" and mask_unseen:
             raise ValueError("opponents='sampled' draws what the others have done: leave out mask_unseen")
 
-    def build(self, spec: EnvSpec) -> None:
-        with torch.random.fork_rng(devices=[]):  # what is replaced here must not change what is drawn
-            super().build(spec)
+    def build_networks(self, spec: EnvSpec) -> QPolicy:
         hp = self.hparams
-        body = {key: hp[key] for key in ("hidden_sizes", "recurrent", "activation", "layer_norm", "share_parameters")}
         sizes = [group.action_size for group in spec.groups.values() for _ in group.agents]
         policy, first = ResponsePolicy(), 0
         self._others: dict[str, Tensor] = {}
@@ -291,10 +285,9 @@ class PR2IQL(IQL):
                 temperature=hp.temperature,
                 num_samples=hp.num_samples,
                 mask_unseen=hp.mask_unseen,
-                **body,
+                **self.network_arguments,
             )
-        self.networks = policy
-        self.target_networks = frozen_copy(policy)
+        return policy
 
     def _check_joint(self, name: str, sizes: tuple[int, ...]) -> None:
         joint = math.prod(sizes)
@@ -341,38 +334,28 @@ class PR2IQL(IQL):
 
     def loss(self, batch: ReplayBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """See :class:`~marl_lightning.algorithms.q_learning.QLearningModule`; adds that of the learned responses."""
-        steps, importance = batch.steps[batch.burn_in :], batch.weight.unsqueeze(-1)
         online = self.agent_values(self.networks, batch)
         with torch.no_grad():
-            target = self.agent_values(self.target_networks, batch)
-            goal = self.target(batch, self._successor_value(online, target, action_masks(steps[schema.NEXT])))
-        value = join({name: take(online.value[name], steps[name, schema.ACTION]) for name in self.networks})
-        weight, error = self.weight(batch), (value - goal).detach()
-        loss = td_loss(
-            value - goal,
-            weight,
-            importance=importance,
-            huber_delta=self.hparams.huber_delta,
-            separate=self._is_separate,
-        )
-        diagnostics = {"q_value": weighted_mean(value, weight), "td_error": weighted_mean(error.abs(), weight)}
-        surprise = self._surprise(online, steps)
+            goal = self.target(batch, self.next_value(batch, online))
+        loss, error, diagnostics = self.temporal_difference(batch, self.value(batch, online), goal)
+        surprise = self._surprise(online, batch.steps[batch.burn_in :])
         if surprise is not None:
-            loss = loss + self._mean(surprise * importance, weight)
+            weight = self.weight(batch)
+            loss = loss + self._mean(surprise * batch.weight.unsqueeze(-1), weight)
             diagnostics["response_loss"] = weighted_mean(surprise, weight)
-        return loss, (error.abs() * weight).sum(-1) / weight.sum(-1).clamp(min=1), diagnostics
+        return loss, error, diagnostics
 
-    def _successor_value(self, online: AgentValues, target: AgentValues, action_mask: Mapping[str, Tensor]) -> Tensor:
+    def next_value(self, batch: ReplayBatch, online: AgentValues) -> Tensor:
         """Returns ``[L, N, A]``, what the acting policy makes of the successors by the target networks."""
+        if self.networks.kind == "epsilon":
+            return super().next_value(batch, online)
+        target = self.agent_values(self.target_networks, batch)
         chooser = online if self.hparams.double_q else target
+        mask = action_masks(batch.steps[batch.burn_in :][schema.NEXT])
         values = {}
         for name, value in target.next_value.items():
-            preference, mask = chooser.next_value[name], action_mask[name]
-            if self.networks.kind == "epsilon":
-                values[name] = take(value, greedy_action(preference, mask))
-            else:
-                logits = (preference / max(self.networks.rate, 1e-8)).masked_fill(~mask, -torch.inf)
-                values[name] = (torch.softmax(logits, -1) * value).sum(-1)
+            logits = (chooser.next_value[name] / max(self.networks.rate, 1e-8)).masked_fill(~mask[name], -torch.inf)
+            values[name] = (torch.softmax(logits, -1) * value).sum(-1)
         return join(values)
 
     def _surprise(self, online: AgentValues, steps: TensorDict) -> Tensor | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from marl_lightning.algorithms.actor_critic import flatten_observation, initial_states
-from marl_lightning.algorithms.base import MARLModule
+from marl_lightning.algorithms.base import MARLModule, check_finite
 from marl_lightning.algorithms.freezing import FrozenAgents, Opponents
 from marl_lightning.clock import EnvStepInterval, Schedule
 from marl_lightning.data import schema
@@ -324,8 +324,32 @@ class QLearningModule(MARLModule):
             action_mask: by group ``[L, N, A, n]``.
             state: ``[L, N, S]``.
         """
-        chosen = join({name: take(value[name], action[name]) for name in value})
+        chosen = values_of(value, action)
         return chosen if mixer is None else mixer(chosen, state)
+
+    def value(self, batch: ReplayBatch, online: AgentValues) -> Tensor:
+        """Returns the values that are learned, of what was done: ``[L, N, 1]`` of the team or ``[L, N, A]``."""
+        steps = batch.steps[batch.burn_in :]
+        return self.mix(
+            self.mixer,
+            value=online.value,
+            action=actions(steps, self.networks),
+            action_mask=action_masks(steps),
+            state=steps[schema.STATE],
+        )
+
+    def next_value(self, batch: ReplayBatch, online: AgentValues) -> Tensor:
+        """Returns what the true successors are worth, in the shape of :meth:`value`; called without gradient."""
+        following = batch.steps[batch.burn_in :][schema.NEXT]
+        target = self.agent_values(self.target_networks, batch)
+        mask = action_masks(following)
+        return self.mix(
+            self.target_mixer,
+            value=target.next_value,
+            action=best_actions((online if self.hparams.double_q else target).next_value, mask),
+            action_mask=mask,
+            state=following[schema.STATE],
+        )
 
     # Networks -------------------------------------------------------------------------------------------------------
 
@@ -334,17 +358,28 @@ class QLearningModule(MARLModule):
         self.frozen, self.networks.opponents = frozen, opponents
         frozen.stop_learning(self.networks)
 
+    def build_networks(self, spec: EnvSpec) -> QPolicy:
+        """Returns the networks of all groups."""
+        networks = QPolicy()
+        for name, group in spec.groups.items():
+            networks[name] = QNetwork(group=group, **self.network_arguments)
+        return networks
+
+    @property
+    def network_arguments(self) -> dict[str, Any]:
+        """The settings of every network."""
+        names = ("hidden_sizes", "recurrent", "activation", "layer_norm", "share_parameters")
+        return {name: self.hparams[name] for name in names}
+
     def build(self, spec: EnvSpec) -> None:
         hp = self.hparams
-        body = {key: hp[key] for key in ("hidden_sizes", "recurrent", "activation", "layer_norm")}
-        self.networks = QPolicy()
         for name, group in spec.groups.items():
             if not group.is_discrete or group.action_shape:
                 raise ValueError(
                     f"{type(self).__name__} needs Discrete actions, but those of {name!r} in {spec.name} are "
                     f"{group.action_space}: use a policy method such as MAPPO or IPPO"
                 )
-            self.networks[name] = QNetwork(group=group, share_parameters=hp.share_parameters, **body)
+        self.networks = self.build_networks(spec)
         self.mixer = self.build_mixer(spec)
         self.target_networks = frozen_copy(self.networks)
         self.target_mixer = None if self.mixer is None else frozen_copy(self.mixer)
@@ -414,7 +449,7 @@ class QLearningModule(MARLModule):
             episodes = {key: np.concatenate([e[key] for e in self._episodes]) for key in self._episodes[0]}
             self._episodes.clear()
             metrics = self.flush_metrics({"exploration": self.networks.rate} | episode_metrics(episodes))
-            check_finite(metrics, self.env_steps)
+            check_finite(metrics, env_steps=self.env_steps)
 
     def update(self, batch: ReplayBatch) -> None:
         """Makes one update with a batch."""
@@ -440,34 +475,32 @@ class QLearningModule(MARLModule):
 
     def loss(self, batch: ReplayBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Returns the loss, the errors ``[L, N]`` by which sequences are prioritised, and diagnostics."""
-        hp, steps = self.hparams, batch.steps[batch.burn_in :]
-        following, mask, next_mask = steps[schema.NEXT], action_masks(steps), action_masks(steps[schema.NEXT])
         online = self.agent_values(self.networks, batch)
         with torch.no_grad():
-            target = self.agent_values(self.target_networks, batch)
-            chooser = online if hp.double_q else target
-            next_action = {name: greedy_action(q, next_mask[name]) for name, q in chooser.next_value.items()}
-            next_value = self.mix(
-                self.target_mixer,
-                value=target.next_value,
-                action=next_action,
-                action_mask=next_mask,
-                state=following[schema.STATE],
-            )
-            goal = self.target(batch, next_value)
-        action = {name: steps[name, schema.ACTION] for name in self.networks}
-        value = self.mix(self.mixer, value=online.value, action=action, action_mask=mask, state=steps[schema.STATE])
-        weight = self.weight(batch)
-        loss = td_loss(
-            value - goal,
-            weight,
-            importance=batch.weight.unsqueeze(-1),
-            huber_delta=hp.huber_delta,
+            goal = self.target(batch, self.next_value(batch, online))
+        return self.temporal_difference(batch, self.value(batch, online), goal)
+
+    def temporal_difference(
+        self, batch: ReplayBatch, value: Tensor, goal: Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Returns what :meth:`loss` returns, of values and what they are drawn to, both ``[L, N, 1 or A]``."""
+        weight, error = self.weight(batch).expand_as(value), (value - goal).detach().abs()
+        loss = self.td_loss(batch, value - goal)
+        diagnostics = {"q_value": weighted_mean(value, weight), "td_error": weighted_mean(error, weight)}
+        return loss, mean_over_agents(error, weight), diagnostics
+
+    def td_loss(self, batch: ReplayBatch, error: Tensor, importance: Tensor | float = 1.0) -> Tensor:
+        """Returns the mean loss of errors ``[L, N, 1 or A]`` where they count, by the importance of sequences.
+
+        ``importance`` is that of single values, broadcastable.
+        """
+        return td_loss(
+            error,
+            self.weight(batch),
+            importance=importance * batch.weight.unsqueeze(-1),
+            huber_delta=self.hparams.huber_delta,
             separate=self._is_separate,
         )
-        error = (value - goal).detach()
-        diagnostics = {"q_value": weighted_mean(value, weight), "td_error": weighted_mean(error.abs(), weight)}
-        return loss, _mean_over_agents(error.abs(), weight), diagnostics
 
     def target(self, batch: ReplayBatch, next_value: Tensor) -> Tensor:
         """Returns what the values are drawn to, ``[L, N, 1 or A]``, from those of the true successors."""
@@ -475,15 +508,16 @@ class QLearningModule(MARLModule):
         reward = self.reward(steps)
         if self.reward_scale is not None:
             reward = self.reward_scale(reward)
-        terminated = steps[schema.NEXT, schema.TERMINATED].unsqueeze(-1)
-        done = terminated | steps[schema.NEXT, schema.TRUNCATED].unsqueeze(-1)
+        terminated = steps[schema.NEXT, schema.TERMINATED]
+        if hp.time_limit_as_terminal:
+            terminated = terminated | steps[schema.NEXT, schema.TRUNCATED]
         if not self._count_the_dead:
             next_value = next_value * self._alive(steps[schema.NEXT])
         arguments = {
             "reward": reward,
             "next_value": next_value,
-            "terminated": done if hp.time_limit_as_terminal else terminated,
-            "done": done | ~_followed(batch.mask[batch.burn_in :], steps[schema.IS_FIRST]).unsqueeze(-1),
+            "terminated": terminated.unsqueeze(-1),
+            "done": last_steps(batch).unsqueeze(-1),
             "gamma": hp.gamma,
         }
         if hp.td_lambda is not None:
@@ -563,6 +597,21 @@ def join(per_group: Mapping[str, Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors, -1)
 
 
+def values_of(value: Mapping[str, Tensor], action: Mapping[str, Tensor]) -> Tensor:
+    """Returns the values ``[..., A]`` of the actions of all agents, from values ``[..., A, n]`` by group."""
+    return join({name: take(value[name], action[name]) for name in value})
+
+
+def best_actions(value: Mapping[str, Tensor], action_mask: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns by group the legal actions ``[..., A]`` of the largest values."""
+    return {name: greedy_action(value[name], action_mask[name]) for name in value}
+
+
+def actions(steps: TensorDict, groups: Iterable[str]) -> dict[str, Tensor]:
+    """Returns by group what was done, ``[..., A]``."""
+    return {name: steps[name, schema.ACTION] for name in groups}
+
+
 def action_masks(steps: TensorDict) -> dict[str, Tensor]:
     """Returns the action masks of all groups at the steps."""
     return {
@@ -602,25 +651,18 @@ def clip_each_agent(network: QNetwork, limit: float) -> Tensor:
     return norm
 
 
-def check_finite(metrics: Mapping[str, float], env_steps: int) -> None:
-    """Raises ``FloatingPointError`` naming what is NaN or infinite."""
-    broken = [name for name, value in metrics.items() if not np.isfinite(value)]
-    if broken:
-        raise FloatingPointError(
-            f"{', '.join(broken)} became NaN or infinite at env step {env_steps}. Lower algorithm.learning_rate or "
-            "algorithm.max_grad_norm, or check the environment; checkpoints written before this one are untouched."
-        )
-
-
-def _followed(mask: Tensor, is_first: Tensor) -> Tensor:
-    """Returns ``[L, N]``, whether the next step of the sequence counts and goes on with the episode.
+def last_steps(batch: ReplayBatch) -> Tensor:
+    """Returns ``[L, N]``, whether the next step of the sequence does not count or is of another episode.
 
     An episode may also break off without an end, where training was resumed and the environment was not.
     """
-    followed = torch.zeros_like(mask)
-    followed[:-1] = mask[1:] & ~is_first[1:]
-    return followed
+    steps, mask = batch.steps[batch.burn_in :], batch.mask[batch.burn_in :]
+    last = steps[schema.NEXT, schema.TERMINATED] | steps[schema.NEXT, schema.TRUNCATED]
+    last[:-1] |= steps[schema.IS_FIRST][1:] | ~mask[1:]
+    last[-1] = True
+    return last
 
 
-def _mean_over_agents(error: Tensor, weight: Tensor) -> Tensor:
+def mean_over_agents(error: Tensor, weight: Tensor) -> Tensor:
+    """Returns the means ``[...]`` of ``[..., A]`` over the agents that count."""
     return (error * weight).sum(-1) / weight.sum(-1).clamp(min=1)

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from marl_lightning.algorithms.q_learning import QLearningModule, join
+from marl_lightning.algorithms.q_learning import QLearningModule, best_actions, values_of
 from marl_lightning.envs.spec import EnvSpec
-from marl_lightning.losses.td import greedy_action, take
 from marl_lightning.nn.mixers import DuplexDuelingMixer, one_hot
 from marl_lightning.validation import PositiveInt, extends
 
@@ -49,7 +48,6 @@ class QPLEX(QLearningModule):
         action_mask: Mapping[str, Tensor],
         state: Tensor,
     ) -> Tensor:
-        chosen = join({name: take(q, action[name]) for name, q in value.items()})
-        best = join({name: take(q, greedy_action(q, action_mask[name])) for name, q in value.items()})
+        chosen, best = values_of(value, action), values_of(value, best_actions(value, action_mask))
         joint_action = [one_hot(action[name], q.shape[-1]).flatten(-2) for name, q in value.items()]
         return mixer(chosen, best, torch.cat(joint_action, -1), state)

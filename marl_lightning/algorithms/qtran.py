@@ -7,13 +7,20 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from marl_lightning.algorithms.q_learning import QLearningModule, action_masks, join
+from marl_lightning.algorithms.q_learning import (
+    AgentValues,
+    QLearningModule,
+    action_masks,
+    actions,
+    best_actions,
+    join,
+    values_of,
+)
 from marl_lightning.data import schema
 from marl_lightning.data.replay import ReplayBatch
 from marl_lightning.envs.spec import EnvSpec
-from marl_lightning.losses.td import greedy_action, take, td_loss
+from marl_lightning.losses.td import take
 from marl_lightning.nn.joint_values import JOINT_VALUES, JointValue, StateValue
-from marl_lightning.nn.statistics import weighted_mean
 from marl_lightning.validation import NonNegativeFloat, PositiveInt, extends
 
 
@@ -77,21 +84,16 @@ class QTRAN(QLearningModule):
 
     def loss(self, batch: ReplayBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         hp, steps = self.hparams, batch.steps[batch.burn_in :]
-        following, mask, next_mask = steps[schema.NEXT], action_masks(steps), action_masks(steps[schema.NEXT])
-        state, action = steps[schema.STATE], {name: steps[name, schema.ACTION] for name in self.networks}
+        state, action, mask = steps[schema.STATE], actions(steps, self.networks), action_masks(steps)
         online = self.agent_values(self.networks, batch)
-        joint = self.mixer.joint(online.features, action, state)
+        joint = self.value(batch, online)
         with torch.no_grad():
-            target = self.agent_values(self.target_networks, batch)
-            chooser = online if hp.double_q else target
-            next_best = {name: greedy_action(q, next_mask[name]) for name, q in chooser.next_value.items()}
-            next_joint = self.target_mixer.joint(target.next_features, next_best, following[schema.STATE])
-            goal = self.target(batch, next_joint)
-            best = {name: greedy_action(q, mask[name]) for name, q in online.value.items()}
+            goal = self.target(batch, self.next_value(batch, online))
+            best = best_actions(online.value, mask)
             best_joint = self.mixer.joint(online.features, best, state)
         value = {name: take(q, action[name]) for name, q in online.value.items()}
         total = join(value).sum(-1, keepdim=True)
-        best_total = join({name: take(q, best[name]) for name, q in online.value.items()}).sum(-1, keepdim=True)
+        best_total = values_of(online.value, best).sum(-1, keepdim=True)
         offset = self.mixer.offset(state)
         if hp.variant == "base":
             shortfall = (total - joint.detach() + offset).clamp(max=0)
@@ -101,21 +103,23 @@ class QTRAN(QLearningModule):
             others = {name: total - value[name] for name in value}
             difference = {name: online.value[name] + (others[name] + offset).unsqueeze(-1) - own[name] for name in own}
             shortfall = join({name: smallest(difference[name], mask[name]) for name in own})
-        weight = self.weight(batch)
-        td, opt, nopt = (
-            td_loss(x, weight, importance=batch.weight.unsqueeze(-1), huber_delta=hp.huber_delta)
-            for x in (joint - goal, best_total - best_joint + offset, shortfall)
-        )
-        error = (joint - goal).detach().abs().mean(-1, keepdim=True)
-        diagnostics = {
-            "q_value": weighted_mean(joint.mean(-1, keepdim=True), weight),
-            "td_error": weighted_mean(error, weight),
-            "td_loss": td,
-            "opt_loss": opt,
-            "nopt_loss": nopt,
-        }
+        td, error, diagnostics = self.temporal_difference(batch, joint, goal)
+        opt = self.td_loss(batch, best_total - best_joint + offset)
+        nopt = self.td_loss(batch, shortfall)
         loss = td + hp.opt_coefficient * opt + hp.nopt_coefficient * nopt
-        return loss, (error * weight).squeeze(-1), diagnostics
+        return loss, error, diagnostics | {"td_loss": td, "opt_loss": opt, "nopt_loss": nopt}
+
+    def value(self, batch: ReplayBatch, online: AgentValues) -> Tensor:
+        """Returns joint values ``[L, N, 1]``, or with ``variant="alt"`` ``[L, N, A]``, one by each agent's network."""
+        steps = batch.steps[batch.burn_in :]
+        return self.mixer.joint(online.features, actions(steps, self.networks), steps[schema.STATE])
+
+    def next_value(self, batch: ReplayBatch, online: AgentValues) -> Tensor:
+        following = batch.steps[batch.burn_in :][schema.NEXT]
+        target = self.agent_values(self.target_networks, batch)
+        chooser = online if self.hparams.double_q else target
+        action = best_actions(chooser.next_value, action_masks(following))
+        return self.target_mixer.joint(target.next_features, action, following[schema.STATE])
 
 
 def smallest(x: Tensor, mask: Tensor) -> Tensor:

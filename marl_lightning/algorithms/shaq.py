@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from marl_lightning.algorithms.q_learning import QLearningModule, join
+from marl_lightning.algorithms.q_learning import QLearningModule, best_actions, join, values_of
 from marl_lightning.envs.spec import EnvSpec
-from marl_lightning.losses.td import greedy_action, take
 from marl_lightning.nn.mixers import ShapleyMixer
 from marl_lightning.validation import PositiveInt, extends
 
@@ -59,8 +58,9 @@ class SHAQ(QLearningModule):
         action_mask: Mapping[str, Tensor],
         state: Tensor,
     ) -> Tensor:
-        chosen = join({name: take(q, action[name]) for name, q in value.items()})
+        chosen = values_of(value, action)
         if mixer is self.target_mixer:  # the successor: its actions are the best ones, though not by the same network
             return chosen.sum(-1, keepdim=True)
-        is_best = join({name: action[name] == greedy_action(q, action_mask[name]) for name, q in value.items()})
+        best = best_actions(value, action_mask)
+        is_best = join({name: action[name] == best[name] for name in best})
         return mixer(chosen, is_best, state)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from marl_lightning.algorithms.q_learning import QLearningModule, QNetwork, QPolicy, action_masks, join
+from marl_lightning.algorithms.q_learning import (
+    AgentValues,
+    QLearningModule,
+    QPolicy,
+    action_masks,
+    actions,
+    best_actions,
+    join,
+    values_of,
+)
 from marl_lightning.data import schema
 from marl_lightning.data.replay import ReplayBatch
 from marl_lightning.envs.spec import EnvSpec
-from marl_lightning.losses.td import greedy_action, take, td_loss
 from marl_lightning.nn.mixers import MonotonicMixer, UnrestrictedMixer
 from marl_lightning.nn.statistics import weighted_mean
 from marl_lightning.validation import Fraction, PositiveInt, extends
@@ -72,54 +79,46 @@ class WeightedQMIX(QLearningModule):
     def build_mixer(self, spec: EnvSpec) -> WeightedMixer:
         hp = self.hparams
         sizes = {"num_agents": spec.num_agents, "state_size": spec.state_size, "embedding_size": hp.embedding_size}
-        body = {key: hp[key] for key in ("hidden_sizes", "recurrent", "activation", "layer_norm")}
-        central_networks = QPolicy()
-        for name, group in spec.groups.items():
-            central_networks[name] = QNetwork(group=group, share_parameters=hp.share_parameters, **body)
         return WeightedMixer(
             monotonic=MonotonicMixer(hypernet_size=hp.hypernet_size, **sizes),
-            central_networks=central_networks,
+            central_networks=self.build_networks(spec),
             central=UnrestrictedMixer(hidden_size=hp.central_hidden_size, **sizes),
         )
 
     def loss(self, batch: ReplayBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        hp, steps = self.hparams, batch.steps[batch.burn_in :]
-        following, mask, next_mask = steps[schema.NEXT], action_masks(steps), action_masks(steps[schema.NEXT])
-        state, action = steps[schema.STATE], {name: steps[name, schema.ACTION] for name in self.networks}
+        steps = batch.steps[batch.burn_in :]
+        state, action = steps[schema.STATE], actions(steps, self.networks)
         online = self.agent_values(self.networks, batch)
         central = self.agent_values(self.mixer.central_networks, batch)
         with torch.no_grad():
-            target_central = self.agent_values(self.target_mixer.central_networks, batch)
-            chooser = online if hp.double_q else self.agent_values(self.target_networks, batch)
-            next_action = {name: greedy_action(q, next_mask[name]) for name, q in chooser.next_value.items()}
-            next_chosen = chosen(target_central.next_value, next_action)
-            goal = self.target(batch, self.target_mixer.central(next_chosen, following[schema.STATE]))
-        total = self.mix(self.mixer, value=online.value, action=action, action_mask=mask, state=state)
-        central_total = self.mixer.central(chosen(central.value, action), state)
+            goal = self.target(batch, self.next_value(batch, online))
+        total = self.value(batch, online)
+        central_total = self.mixer.central(values_of(central.value, action), state)
         with torch.no_grad():
-            best = {name: greedy_action(q, mask[name]) for name, q in online.value.items()}
+            best = best_actions(online.value, action_masks(steps))
             agrees = join({name: (best[name] == action[name]) | ~steps[name, schema.ALIVE] for name in best})
             action_weight = self.action_weight(
                 total=total,
                 goal=goal,
-                best_central=self.mixer.central(chosen(central.value, best), state),
+                best_central=self.mixer.central(values_of(central.value, best), state),
                 is_best=agrees.all(-1, keepdim=True),
-                alpha=hp.alpha,
+                alpha=self.hparams.alpha,
             )
-        weight = self.weight(batch)
-        importance = batch.weight.unsqueeze(-1)
-        monotonic_loss = td_loss(
-            total - goal, weight, importance=importance * action_weight, huber_delta=hp.huber_delta
-        )
-        central_loss = td_loss(central_total - goal, weight, importance=importance, huber_delta=hp.huber_delta)
-        error = (total - goal).detach().abs()
-        diagnostics = {
-            "q_value": weighted_mean(total, weight),
-            "td_error": weighted_mean(error, weight),
+        _, error, diagnostics = self.temporal_difference(batch, total, goal)
+        central_loss = self.td_loss(batch, central_total - goal)
+        diagnostics |= {
             "central_loss": central_loss,
-            "action_weight": weighted_mean(action_weight, weight),
+            "action_weight": weighted_mean(action_weight, self.weight(batch)),
         }
-        return monotonic_loss + central_loss, (error * weight).squeeze(-1), diagnostics
+        return self.td_loss(batch, total - goal, importance=action_weight) + central_loss, error, diagnostics
+
+    def next_value(self, batch: ReplayBatch, online: AgentValues) -> Tensor:
+        """Returns the central values of the true successors."""
+        following = batch.steps[batch.burn_in :][schema.NEXT]
+        central = self.agent_values(self.target_mixer.central_networks, batch).next_value
+        chooser = online if self.hparams.double_q else self.agent_values(self.target_networks, batch)
+        action = best_actions(chooser.next_value, action_masks(following))
+        return self.target_mixer.central(values_of(central, action), following[schema.STATE])
 
 
 class OWQMIX(WeightedQMIX):
@@ -157,8 +156,3 @@ class CWQMIX(WeightedQMIX):
         self, *, total: Tensor, goal: Tensor, best_central: Tensor, is_best: Tensor, alpha: float
     ) -> Tensor:
         return torch.where(is_best | (goal > best_central), 1.0, alpha)
-
-
-def chosen(value: Mapping[str, Tensor], action: Mapping[str, Tensor]) -> Tensor:
-    """Returns the values of the actions of all agents, ``[..., A]``."""
-    return join({name: take(value[name], action[name]) for name in value})

@@ -7,7 +7,8 @@ from gymnasium import spaces
 from scripted import CounterGame
 
 from marl_lightning.algorithms import IPPO, MAPPO
-from marl_lightning.algorithms.on_policy import GroupBatch, check_finite, compiled, into_sequences, team_reward
+from marl_lightning.algorithms.base import check_finite
+from marl_lightning.algorithms.on_policy import GroupBatch, compiled, into_sequences, team_reward
 from marl_lightning.data.collector import RolloutCollector
 from marl_lightning.envs import EnvSpec, GroupSpec, Observations, SyncVectorEnv, make_vector_env
 
@@ -250,12 +251,12 @@ def test_nan_is_named_with_its_env_step_and_its_origin():
     env = counter_env()
     module = MAPPO(spec=env.spec, **SMALL)
     rollout = collect(module, env)
-    check_finite({"loss": 1.0}, rollout, 5)
+    check_finite({"loss": 1.0}, env_steps=5, steps=rollout.steps)
     with pytest.raises(FloatingPointError, match=r"value_loss became NaN or infinite at env step 640\. Lower"):
-        check_finite({"value_loss": float("nan"), "entropy": 1.0}, rollout, 640)
+        check_finite({"value_loss": float("nan"), "entropy": 1.0}, env_steps=640, steps=rollout.steps)
     rollout.steps["next", "red", "reward"][0, 0, 0] = float("inf")
     with pytest.raises(FloatingPointError, match="NaN or inf in next/red/reward"):
-        check_finite({"value_loss": float("inf")}, rollout, 640)
+        check_finite({"value_loss": float("inf")}, env_steps=640, steps=rollout.steps)
 
 
 def test_bad_arguments_are_listed_together():

@@ -13,7 +13,8 @@ from torchrl.objectives import DQNLoss, ValueEstimators
 from torchrl.objectives.multiagent import QMixerLoss
 
 from marl_lightning.algorithms import IQL, QMIX, VDN
-from marl_lightning.algorithms.q_learning import RewardScale, check_finite, clip_each_agent, move_towards
+from marl_lightning.algorithms.base import check_finite
+from marl_lightning.algorithms.q_learning import RewardScale, clip_each_agent, move_towards
 from marl_lightning.data.collector import RolloutCollector
 from marl_lightning.data.replay import ReplayBatch, ReplayBuffer, replay_records
 from marl_lightning.data.samplers import SequenceWindows
@@ -575,9 +576,9 @@ def test_the_scale_is_applied_to_targets():
 
 
 def test_what_is_not_finite_is_named():
-    check_finite({"loss": 1.0}, 5)
+    check_finite({"loss": 1.0}, env_steps=5)
     with pytest.raises(FloatingPointError, match="td_error became NaN or infinite at env step 5"):
-        check_finite({"loss": 1.0, "td_error": float("nan")}, 5)
+        check_finite({"loss": 1.0, "td_error": float("nan")}, env_steps=5)
 
 
 # Acting -------------------------------------------------------------------------------------------------------------
