@@ -129,7 +129,7 @@ class Critic(nn.Module):
 
 
 class ActorPolicy(nn.ModuleDict):
-    """The actors of all groups, acting: implements :class:`~marl_lightning.algorithms.base.Policy`."""
+    """The actors of all groups, acting: implements :class:`~marl_lightning.algorithms.base.StochasticPolicy`."""
 
     def initial_state(self, num_envs: int) -> RecurrentState:
         """Returns zeros; see :class:`~marl_lightning.algorithms.base.Policy`."""
@@ -145,17 +145,46 @@ class ActorPolicy(nn.ModuleDict):
         generator: torch.Generator | None = None,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], RecurrentState]:
         """See :class:`~marl_lightning.algorithms.base.Policy`."""
-        actions, log_probs, next_state = {}, {}, dict(state)
+        features, next_state = self._features(observations, state, is_first)
+        actions, log_probs = {}, {}
         for name, actor in self.items():
-            key, mask = f"actor/{name}", observations.action_mask.get(name)
-            inputs = actor.inputs(observations.observation[name])
-            features, states = actor(inputs.unsqueeze(0), state.get(key), is_first.unsqueeze(0))
-            if key in state:
-                next_state[key] = states[0]
             actions[name], log_probs[name] = actor.head.sample(
-                features[0], mask, deterministic=deterministic, generator=generator
+                features[name], observations.action_mask.get(name), deterministic=deterministic, generator=generator
             )
         return actions, log_probs, next_state
+
+    def action_probabilities(
+        self,
+        observations: Observations[Tensor],
+        state: RecurrentState,
+        is_first: Tensor,
+        *,
+        deterministic: bool = False,
+    ) -> tuple[dict[str, Tensor], RecurrentState]:
+        """See :class:`~marl_lightning.algorithms.base.StochasticPolicy`."""
+        for name, actor in self.items():
+            if not isinstance(actor.head, CategoricalHead):
+                raise TypeError(f"the actions of {name!r} have no table of probabilities: they must be Discrete")
+        features, next_state = self._features(observations, state, is_first)
+        masks = observations.action_mask
+        probabilities = {
+            name: actor.head.probabilities(features[name], masks.get(name), deterministic=deterministic)
+            for name, actor in self.items()
+        }
+        return probabilities, next_state
+
+    def _features(
+        self, observations: Observations[Tensor], state: RecurrentState, is_first: Tensor
+    ) -> tuple[dict[str, Tensor], RecurrentState]:
+        """Returns by group what the heads read, ``[E, A, F]``, and the next recurrent state."""
+        features, next_state = {}, dict(state)
+        for name, actor in self.items():
+            key, inputs = f"actor/{name}", actor.inputs(observations.observation[name])
+            x, states = actor(inputs.unsqueeze(0), state.get(key), is_first.unsqueeze(0))
+            features[name] = x[0]
+            if key in state:
+                next_state[key] = states[0]
+        return features, next_state
 
     def env_actions(self, actions: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See :class:`~marl_lightning.algorithms.base.Policy`."""

@@ -71,6 +71,33 @@ class Policy(Protocol):
         """Maps the actions of ``act`` to those that the environment takes (squashing, clipping and scaling)."""
 
 
+class StochasticPolicy(Policy, Protocol):
+    """A policy for discrete actions that says how probable each is: what equilibrium computations need."""
+
+    def action_probabilities(
+        self,
+        observations: Observations[Tensor],
+        state: RecurrentState,
+        is_first: Tensor,
+        *,
+        deterministic: bool = False,
+    ) -> tuple[dict[str, Tensor], RecurrentState]:
+        """Returns the distributions that ``act`` draws from, instead of drawing.
+
+        Args:
+            observations: as for ``act``.
+            state: as for ``act``.
+            is_first: as for ``act``.
+            deterministic: all probability is on the action that ``act`` takes then.
+
+        Returns:
+            Per group ``[E, A, n]``, exactly 0 for illegal actions, and the next recurrent state.
+
+        Raises:
+            TypeError: if actions are not Discrete, or the policy has no such distributions.
+        """
+
+
 class MARLModule(LightningModule):
     """Base of all algorithms.
 

@@ -9,7 +9,14 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from marl_lightning.algorithms.base import with_defaults
-from marl_lightning.algorithms.q_learning import AgentValues, QLearningModule, QPolicy, action_masks, actions
+from marl_lightning.algorithms.q_learning import (
+    AgentValues,
+    QLearningModule,
+    QPolicy,
+    action_masks,
+    actions,
+    exploration_probabilities,
+)
 from marl_lightning.data import schema
 from marl_lightning.data.replay import ReplayBatch
 from marl_lightning.data.schema import RecurrentState
@@ -141,6 +148,37 @@ class CoordinatedPolicy(QPolicy):
         generator: torch.Generator | None = None,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], RecurrentState]:
         """See :class:`~marl_lightning.algorithms.base.Policy`."""
+        actions, beliefs, next_state = self._joint_action(observations, state, is_first)
+        if not deterministic:
+            masks = observations.action_mask
+            actions = {name: self._explore(belief, masks[name], generator) for name, belief in beliefs.items()}
+        return actions, {name: torch.zeros_like(belief[..., 0]) for name, belief in beliefs.items()}, next_state
+
+    def action_probabilities(
+        self,
+        observations: Observations[Tensor],
+        state: RecurrentState,
+        is_first: Tensor,
+        *,
+        deterministic: bool = False,
+    ) -> tuple[dict[str, Tensor], RecurrentState]:
+        """See :class:`~marl_lightning.algorithms.base.StochasticPolicy`.
+
+        They depend on the observations of all agents, between whom messages pass.
+        """
+        actions, beliefs, next_state = self._joint_action(observations, state, is_first)
+        if deterministic:
+            return {name: one_hot(actions[name], x.shape[-1]) for name, x in beliefs.items()}, next_state
+        masks = observations.action_mask
+        return {
+            name: exploration_probabilities(belief, masks[name], kind=self.kind, rate=self.rate)
+            for name, belief in beliefs.items()
+        }, next_state
+
+    def _joint_action(
+        self, observations: Observations[Tensor], state: RecurrentState, is_first: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], RecurrentState]:
+        """Returns by group the best joint action, values to explore by, and the next recurrent state."""
         value, features, next_state = {}, {}, dict(state)
         for name, network in self.items():
             key, inputs = f"q/{name}", network.inputs(observations.observation[name])
@@ -148,13 +186,10 @@ class CoordinatedPolicy(QPolicy):
             value[name], features[name] = q[0], x[0]
             if key in state:
                 next_state[key] = states[0]
-        masks = observations.action_mask
-        actions, beliefs = self._graph[0].best(value, features, masks)
-        if not deterministic:
-            if self.kind == "epsilon":  # keep the joint action where nothing is drawn
-                beliefs = {name: one_hot(actions[name], belief.shape[-1]) for name, belief in beliefs.items()}
-            actions = {name: self._explore(belief, masks[name], generator) for name, belief in beliefs.items()}
-        return actions, {name: torch.zeros_like(q[..., 0]) for name, q in value.items()}, next_state
+        actions, beliefs = self._graph[0].best(value, features, observations.action_mask)
+        if self.kind == "epsilon":  # keep the joint action where nothing is drawn
+            beliefs = {name: one_hot(actions[name], x.shape[-1]) for name, x in beliefs.items()}
+        return actions, beliefs, next_state
 
 
 class DCG(QLearningModule):

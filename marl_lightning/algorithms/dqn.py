@@ -69,6 +69,20 @@ class NoisyPolicy(QPolicy):
         with noise(self, enabled=not deterministic, generator=generator):
             return super().act(observations, state, is_first, deterministic=deterministic, generator=generator)
 
+    def action_probabilities(
+        self,
+        observations: Observations[Tensor],
+        state: RecurrentState,
+        is_first: Tensor,
+        *,
+        deterministic: bool = False,
+    ) -> tuple[dict[str, Tensor], RecurrentState]:
+        """See :class:`~marl_lightning.algorithms.base.StochasticPolicy`; only if deterministic."""
+        if not deterministic:
+            raise TypeError("noisy networks have no table of probabilities: use the deterministic policy")
+        with noise(self, enabled=False):
+            return super().action_probabilities(observations, state, is_first, deterministic=True)
+
 
 class DQN(IQL):
     """Deep Q-networks (Mnih et al. 2015) and their variants, which combine; for one agent or independent ones.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -99,6 +99,13 @@ class Opponents:
     frozen: FrozenAgents
     mode: OpponentMode
     rate: float | None
+
+    @property
+    def exploration(self) -> dict[str, Any]:
+        """How they act, as the arguments ``kind`` and ``rate`` of an exploration."""
+        if self.mode == "greedy":
+            return {"kind": "epsilon", "rate": 0.0}
+        return {"kind": "boltzmann" if self.mode == "softmax" else "epsilon", "rate": self.rate}
 
 
 def check_opponents(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -65,6 +66,10 @@ class MeanFieldPolicy(QPolicy):
         )
         taken = self.taken(actions, observations.alive)
         return actions, log_probs, next_state | {f"previous/{name}": x for name, x in taken.items()}
+
+    def action_probabilities(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises ``TypeError``: probabilities follow from what the others did before, which only ``act`` knows."""
+        raise TypeError("a mean-field policy has no table of probabilities: it sees what the others do as it acts")
 
     def taken(self, action: Mapping[str, Tensor], alive: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Returns actions by group as ``[..., A, n]``, one-hot, and zero for agents that are not alive."""

@@ -28,6 +28,7 @@ from marl_lightning.losses.td import greedy_action, n_step_target, take, td_lamb
 from marl_lightning.nn.body import Body, with_agent_id
 from marl_lightning.nn.heads import choose
 from marl_lightning.nn.linear import AgentLinear
+from marl_lightning.nn.mixers import one_hot
 from marl_lightning.nn.statistics import weighted_mean, weighted_moments
 from marl_lightning.validation import Fraction, PositiveFloat, PositiveInt, checked, own_arguments
 
@@ -73,7 +74,7 @@ class QNetwork(nn.Module):
 
 
 class QPolicy(nn.ModuleDict):
-    """The value networks of all groups, acting: implements :class:`~marl_lightning.algorithms.base.Policy`.
+    """The value networks of all groups, acting: implements :class:`~marl_lightning.algorithms.base.StochasticPolicy`.
 
     Explores by chance, independently for every instance and agent, and only by legal actions.
 
@@ -119,9 +120,29 @@ class QPolicy(nn.ModuleDict):
             for name, value in values.items()
         }
         if self.opponents is not None and not deterministic:
-            for name, theirs in self._opponent_actions(values, masks, generator).items():
+            for name, value in values.items():
+                theirs = explore(value, masks.get(name), generator=generator, **self.opponents.exploration)
                 actions[name] = torch.where(self.opponents.frozen.of(name), theirs, actions[name])
         return actions, {name: torch.zeros_like(value[..., 0]) for name, value in values.items()}, next_state
+
+    def action_probabilities(
+        self,
+        observations: Observations[Tensor],
+        state: RecurrentState,
+        is_first: Tensor,
+        *,
+        deterministic: bool = False,
+    ) -> tuple[dict[str, Tensor], RecurrentState]:
+        """See :class:`~marl_lightning.algorithms.base.StochasticPolicy`; explores at the present rate."""
+        values, next_state = self.action_values(observations, state, is_first)
+        masks, result = observations.action_mask, {}
+        for name, value in values.items():
+            rate = {"kind": "epsilon", "rate": 0.0} if deterministic else {"kind": self.kind, "rate": self.rate}
+            result[name] = exploration_probabilities(value, masks.get(name), **rate)
+            if self.opponents is not None and not deterministic:
+                theirs = exploration_probabilities(value, masks.get(name), **self.opponents.exploration)
+                result[name] = torch.where(self.opponents.frozen.of(name).unsqueeze(-1), theirs, result[name])
+        return result, next_state
 
     def action_values(
         self, observations: Observations[Tensor], state: RecurrentState, is_first: Tensor
@@ -143,19 +164,6 @@ class QPolicy(nn.ModuleDict):
     def _explore(self, value: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
         return explore(value, mask, kind=self.kind, rate=self.rate, generator=generator)
 
-    def _opponent_actions(
-        self, values: Mapping[str, Tensor], masks: Mapping[str, Tensor], generator: torch.Generator | None
-    ) -> dict[str, Tensor]:
-        """Returns what all agents would do in the way of the frozen ones."""
-        mode, rate = self.opponents.mode, self.opponents.rate
-        if mode == "greedy":
-            return {name: greedy_action(value, masks.get(name)) for name, value in values.items()}
-        kind = "boltzmann" if mode == "softmax" else "epsilon"
-        return {
-            name: explore(value, masks.get(name), kind=kind, rate=rate, generator=generator)
-            for name, value in values.items()
-        }
-
 
 def explore(
     value: Tensor,
@@ -175,6 +183,17 @@ def explore(
     # The legal action with the largest of equally distributed numbers is any of them, equally likely.
     by_chance = greedy_action(draw[..., :actions], mask)
     return torch.where(draw[..., actions] < rate, by_chance, greedy_action(value, mask))
+
+
+def exploration_probabilities(
+    value: Tensor, mask: Tensor | None, *, kind: Literal["epsilon", "boltzmann"], rate: float
+) -> Tensor:
+    """Returns the probabilities ``[..., n]`` of what :func:`explore` draws; exactly 0 where illegal."""
+    legal = torch.ones_like(value, dtype=torch.bool) if mask is None else mask
+    if kind == "boltzmann":
+        return (value / max(rate, 1e-8)).masked_fill(~legal, -torch.inf).softmax(-1)
+    greedy = one_hot(greedy_action(value, mask), value.shape[-1])
+    return rate * legal / legal.sum(-1, keepdim=True) + (1 - rate) * greedy
 
 
 @dataclass(slots=True, kw_only=True)

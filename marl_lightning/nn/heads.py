@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
-from torch.nn.functional import softplus
+from torch.nn.functional import one_hot, softplus
 
 from marl_lightning.nn.linear import AgentLinear
 
@@ -60,6 +60,11 @@ class CategoricalHead(nn.Module):
         if mask is not None:
             logits = logits.masked_fill(~mask, ILLEGAL_LOGIT)
         return torch.log_softmax(logits, -1)
+
+    def probabilities(self, features: Tensor, mask: Tensor | None, *, deterministic: bool) -> Tensor:
+        """Returns what :meth:`sample` draws from, ``[..., n]``; exactly 0 where illegal."""
+        log_probs = self.log_probs(features, mask)
+        return one_hot(log_probs.argmax(-1), log_probs.shape[-1]).float() if deterministic else log_probs.exp()
 
     def sample(
         self, features: Tensor, mask: Tensor | None, *, deterministic: bool, generator: torch.Generator | None
