@@ -34,7 +34,8 @@ class OnPolicyActorCriticModule(MARLModule):
     """Proximal policy optimisation for teams (Schulman et al. 2017; Yu et al. 2022), the base of its family.
 
     Every group has an actor and a critic; all groups share one optimiser step. Advantages, value targets and losses
-    follow :mod:`marl_lightning.losses`; each is a mean over the agents that were alive.
+    follow :mod:`marl_lightning.losses`; each is a mean over the agents that were alive. An agent that dies has nothing
+    to come, unless rewards are shared or made one: then the dead are paid like the others.
 
     Args:
         spec: the environment's spec; found in the data module if not given.
@@ -165,9 +166,10 @@ class OnPolicyActorCriticModule(MARLModule):
 
     @torch.no_grad()
     def prepare_rollout(self, rollout: Rollout, state: RecurrentState) -> RecurrentState:
-        """Adds ``(group, "value")`` and ``("next", group, "value")`` to the steps, on the scale of the critic's output.
+        """Adds values ``(group, "value")`` on the scale of the critic's output, and what is true of the successors.
 
-        The latter is the value of the true successor, and only valid where the episode was not terminated.
+        ``("next", group, "value")`` and ``("next", group, "alive")`` are those of the true successor, and only valid
+        where the episode was not terminated.
 
         Returns:
             ``state`` with the critics' recurrent states after the last step.
@@ -182,9 +184,12 @@ class OnPolicyActorCriticModule(MARLModule):
             key, steps = f"critic/{name}", rollout.steps
             value, states = critic(_critic_inputs(critic, name, steps), before.get(key), steps[schema.IS_FIRST])
             next_value = torch.cat((value[1:], self._successor_value(name, rollout.last, states[-1])))
+            next_alive = torch.cat((steps[name, schema.ALIVE][1:], rollout.last[name, schema.ALIVE].unsqueeze(0)))
             if len(rollout.final):
                 time, env = rollout.final["time"], rollout.final["env"]
                 next_value[time, env] = self._successor_value(name, rollout.final, states[time, env])[0]
+                next_alive[time, env] = rollout.final[name, schema.ALIVE]
+            steps[schema.NEXT, name, schema.ALIVE] = next_alive
             agents = self.actors[name].num_agents
             steps[name, "value"] = value.expand(-1, -1, agents).contiguous()
             steps[schema.NEXT, name, "value"] = next_value.expand(-1, -1, agents).contiguous()
@@ -268,6 +273,9 @@ class OnPolicyActorCriticModule(MARLModule):
         steps, own = rollout.steps, rollout.steps[group]
         terminated = steps[schema.NEXT, schema.TERMINATED].unsqueeze(-1)
         done = terminated | steps[schema.NEXT, schema.TRUNCATED].unsqueeze(-1)
+        if hp.team_reward is None and not self.spec.shared_reward:  # nothing is to come for an agent that dies
+            died = ~steps[schema.NEXT, group, schema.ALIVE]
+            terminated, done = terminated | died, done | died
         norm = self.value_norms[group] if hp.normalise_value else None
         value, next_value = own["value"], steps[schema.NEXT, group, "value"]
         real_value = norm.denormalise(value) if norm else value

@@ -115,6 +115,35 @@ def test_dead_agents_and_ends_do_not_leak_into_the_loss():
     assert red_loss() != pytest.approx(before, abs=1e-3)
 
 
+@pytest.mark.parametrize("length", [2, 8])  # the death is the last step of a rollout, or within it
+def test_nothing_is_to_come_for_an_agent_that_dies(length):
+    """``red_1`` gets 1, then dies with -1: by hand with V(s) = 0.1, V(s') = 0.3, gamma = lambda = 0.5."""
+    env = counter_env()
+    arguments = SMALL | {"gamma": 0.5, "gae_lambda": 0.5, "normalise_value": False}
+    own, team = IPPO(spec=env.spec, **arguments), IPPO(spec=env.spec, team_reward="mean", **arguments)
+    rollout = collect(own, env, length=length)
+    rollout.steps["red", "value"].fill_(0.1)
+    rollout.steps["next", "red", "value"].fill_(0.3)
+
+    def red_1(module):
+        return module.training_batch("red", rollout).target.view(length, 3, 2)[:2, 0, 1].tolist()
+
+    assert red_1(own) == pytest.approx([1 + 0.15 + 0.25 * (-1 - 0.1), -1])
+    # Of a mean of rewards (1, then 0.5, then 1.5) the dead get their share.
+    last = 0.5 + 0.15 + (0.25 * (1.5 - 0.1) if length > 2 else 0)
+    assert red_1(team) == pytest.approx([1 + 0.15 + 0.25 * (last - 0.1), last])
+
+
+def test_an_agent_that_is_dead_when_the_episode_is_cut_has_nothing_to_come():
+    env = counter_env()
+    module = IPPO(spec=env.spec, gamma=0.5, normalise_value=False, **SMALL)
+    rollout = collect(module, env)
+    cut = rollout.steps["next", "truncated"].nonzero()
+    assert len(cut)
+    for time, instance in cut.tolist():
+        assert rollout.steps["next", "red", "alive"][time, instance].tolist() == [True, False]
+
+
 def test_the_critic_is_not_called_to_act():
     env = counter_env()
     module = MAPPO(spec=env.spec, recurrent=True, **SMALL)
