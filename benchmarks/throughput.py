@@ -27,12 +27,12 @@ bound_spinning()  # counts when torch is loaded, so it comes before all that imp
 
 import numpy as np
 import torch
-from lightning import Trainer, seed_everything
+from lightning import LightningDataModule, Trainer, seed_everything
 from numba import njit
 
-from marl_lightning.algorithms import IPPO, MAPPO, MARLModule
+from marl_lightning.algorithms import IPPO, IQL, MAPPO, QMIX, MARLModule
 from marl_lightning.callbacks import EvaluationCallback, StopAtEnvSteps
-from marl_lightning.data import RolloutDataModule
+from marl_lightning.data import ReplayDataModule, RolloutDataModule
 from marl_lightning.data.collector import RolloutCollector
 from marl_lightning.envs import VectorEnv, make_vector_env
 
@@ -63,7 +63,9 @@ class Training:
         num_envs: number of instances.
         rollout_length: vector steps a rollout.
         make: builds the algorithm.
-        rollouts: how many are timed, after two that are not.
+        rollouts: how many are timed, after those of the warm-up.
+        warm_up: rollouts before them.
+        replay: arguments of a :class:`ReplayDataModule` for methods that learn from one.
         target: env steps per second that are asked for.
     """
 
@@ -72,7 +74,15 @@ class Training:
     make: Callable[[], MARLModule]
     rollout_length: int = 128
     rollouts: int = 12
+    warm_up: int = 2
+    replay: dict[str, Any] | None = None
     target: float | None = None
+
+    def make_data(self, env: VectorEnv) -> LightningDataModule:
+        """Builds the data module."""
+        if self.replay is None:
+            return RolloutDataModule(env=env, rollout_length=self.rollout_length)
+        return ReplayDataModule(env=env, rollout_length=self.rollout_length, **self.replay)
 
 
 def feed_forward() -> MARLModule:
@@ -94,6 +104,23 @@ def recurrent(critic: str) -> MARLModule:
     )
 
 
+def qmix() -> MARLModule:
+    """QMIX as EPyMARL has it for foraging: layers of 128, mixing network of 32, hypernetworks of 64."""
+    return QMIX(hidden_sizes=(128, 128), embedding_size=32, hypernet_size=64, learning_rate=3e-4)
+
+
+def independent() -> MARLModule:
+    """Recurrent IQL with a network of 64 units for each agent, as ``make_train`` has it by default."""
+    return IQL(
+        hidden_sizes=(64,),
+        recurrent=True,
+        share_parameters=False,
+        team_reward=None,
+        huber_delta=1.0,
+        target_update_interval=40,
+    )
+
+
 ONE_THREAD = {"num_threads": 1}
 
 SIMULATORS = {
@@ -112,6 +139,29 @@ TRAININGS = {
     # Three agents, 18 observations, 5 actions.
     "ippo_ff_16": Training(env="mpe/simple_spread_v3", num_envs=16, make=feed_forward, rollouts=40, target=10_000),
     "ippo_ff_64": Training(env="mpe/simple_spread_v3", num_envs=64, make=feed_forward, rollouts=20, target=18_000),
+    # One update of 32 episodes for every 50 env steps, which is an episode as long as nothing is learned.
+    "qmix_lbf": Training(
+        env="lbf/Foraging-8x8-2p-2f-coop-v3",
+        num_envs=8,
+        make=qmix,
+        rollout_length=50,
+        rollouts=75,
+        warm_up=5,
+        replay={"sample": "episodes", "batch_size": 32, "capacity": 250_000, "start_training": 1_600}
+        | {"training_frequency": 50, "updates_per_batch": 8},
+        target=1_500,
+    ),
+    # Four updates of 32 sequences of 25 steps, after 16 that rebuild the memory, for every rollout of 256 env steps.
+    "iql_gru_unshared": Training(
+        env="mpe/simple_spread_v3",
+        num_envs=8,
+        make=independent,
+        rollout_length=32,
+        rollouts=60,
+        warm_up=8,
+        replay={"sample": "sequences", "sequence_length": 25, "batch_size": 32, "capacity": 50_000}
+        | {"start_training": 1_024, "training_frequency": 256, "num_updates": 4, "updates_per_batch": 4},
+    ),
 }
 
 
@@ -195,7 +245,8 @@ def measure_acting(case: Training, seconds: float = 3.0) -> float:
     env = make_vector_env(case.env, num_envs=case.num_envs)
     module = case.make()
     module.use_spec(env.spec)
-    collector = RolloutCollector(env=env, rollout_length=case.rollout_length, chunk_length=module.chunk_length)
+    chunk_length = module.chunk_length if case.replay is None else None
+    collector = RolloutCollector(env=env, rollout_length=case.rollout_length, chunk_length=chunk_length)
     collector.collect(module.policy)
     steps, start = 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
@@ -208,11 +259,14 @@ class _StartClock(StopAtEnvSteps):
 
     def __init__(self, *, env_steps: int, warm_up: int, watch: Stopwatch):
         super().__init__(env_steps=env_steps)
-        self._warm_up, self._watch = warm_up, watch
+        self._warm_up: int | None = warm_up
+        self._watch = watch
+        self.started_at = 0
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: MARLModule, *args: Any) -> None:
-        if pl_module.env_steps == self._warm_up:
+        if self._warm_up is not None and pl_module.env_steps >= self._warm_up:
             self._watch.reset()
+            self.started_at, self._warm_up = pl_module.env_steps, None
         super().on_train_batch_end(trainer, pl_module, *args)
 
 
@@ -221,9 +275,10 @@ def measure_training(case: Training) -> dict[str, float]:
     seed_everything(0, verbose=False)
     env: VectorEnv = make_vector_env(case.env, num_envs=case.num_envs)
     rollout_steps = case.num_envs * case.rollout_length
-    total = rollout_steps * (case.rollouts + 2)
-    module, datamodule, watch = case.make(), RolloutDataModule(env=env, rollout_length=case.rollout_length), Stopwatch()
+    total = rollout_steps * (case.rollouts + case.warm_up)
+    module, datamodule, watch = case.make(), case.make_data(env), Stopwatch()
     module.use_spec(env.spec)
+    clock = _StartClock(env_steps=total, warm_up=case.warm_up * rollout_steps, watch=watch)
     evaluation = EvaluationCallback(every_env_steps=total // 2 + 1, episodes=32, at_end=False)
     trainer = Trainer(
         max_epochs=-1,
@@ -232,11 +287,15 @@ def measure_training(case: Training) -> dict[str, float]:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[evaluation, _StartClock(env_steps=total, warm_up=2 * rollout_steps, watch=watch)],
+        callbacks=[evaluation, clock],
     )
     watch.wrap(env, "step", "simulator")
     watch.wrap(module.policy, "act", "network (acting)")
-    watch.wrap(module, "prepare_rollout", "network (values)")
+    if case.replay is None:
+        watch.wrap(module, "prepare_rollout", "network (values)")
+    else:
+        watch.wrap(datamodule, "sample", "other (sampling)")
+        watch.wrap(module, "update_targets", "network (targets)")
     watch.wrap(module, "loss", "network (loss)")
     watch.wrap(module, "optimise", "optimiser (backward, clip, step)")
     watch.wrap(evaluation, "on_train_epoch_end", "evaluation")
@@ -246,9 +305,13 @@ def measure_training(case: Training) -> dict[str, float]:
     with watch.span("other"):
         pass
     seconds = dict(watch.seconds)
-    whole = sum(seconds.values())
+    whole, env_steps = sum(seconds.values()), module.env_steps - clock.started_at
     shares = {name: value / whole for name, value in sorted(seconds.items(), key=lambda item: -item[1])}
-    return {"env_steps_per_second": rollout_steps * case.rollouts / whole, "shares": shares}
+    result = {"env_steps_per_second": env_steps / whole, "shares": shares}
+    if case.replay is not None:
+        updates = env_steps / case.replay["training_frequency"] * case.replay.get("num_updates", 1)
+        result["sampling_milliseconds_per_update"] = 1000 * seconds["other (sampling)"] / updates
+    return result
 
 
 def cpu_name() -> str:
@@ -301,7 +364,10 @@ def main() -> None:
         print(line(name, result["env_steps_per_second"], case.target))
         outside = sum(share for part, share in result["shares"].items() if part.startswith("other"))
         print("".join(f"    {share:6.1%}  {part}\n" for part, share in result["shares"].items()), end="")
-        print(f"    {outside:6.1%}  outside simulator, network, optimiser and evaluation\n", flush=True)
+        print(f"    {outside:6.1%}  outside simulator, network, optimiser and evaluation")
+        if "sampling_milliseconds_per_update" in result:
+            print(f"    {result['sampling_milliseconds_per_update']:6.2f} ms of sampling an update")
+        print(flush=True)
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump(report, file, indent=2)
