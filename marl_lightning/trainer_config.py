@@ -116,7 +116,7 @@ _COMMON = {
 }
 
 IQL_SETTINGS: Mapping[str, Setting] = _COMMON | {
-    "ALGORITHM": Setting(Choice("iql"), "iql"),
+    "ALGORITHM": Setting(Choice("iql", "pr2_iql"), "iql"),
     "BUFFER_SIZE": Setting(_count(50_000)),
     "BUFFER_BATCH_SIZE": Setting(_count(32)),
     "LEARNING_STARTS": Setting(_count(1000, low=0)),
@@ -135,6 +135,16 @@ IQL_SETTINGS: Mapping[str, Setting] = _COMMON | {
     "TEST_DURING_TRAINING": Setting(Choice(False), False),
 }
 
+PR2_IQL_SETTINGS: Mapping[str, Setting] = IQL_SETTINGS | {
+    "RESPONSE_MODEL": Setting(Choice("soft", "learned", "marginal"), "soft"),
+    "OPPONENTS": Setting(Choice("joint", "pairwise", "sampled"), "joint"),
+    "AGGREGATE": Setting(Choice("lme", "lse", "expectation"), "lme"),
+    "TEMPERATURE": Setting(_positive(1.0), 1.0),
+    "MAX_JOINT": Setting(_count(1024), 1024),
+    "NUM_SAMPLES": Setting(_count(16), 16),
+    "MASK_UNSEEN": Setting(Choice(False, True), False),
+}
+
 IPPO_SETTINGS: Mapping[str, Setting] = _COMMON | {
     "ALGORITHM": Setting(Choice("ippo")),
     "UPDATE_EPOCHS": Setting(_count(4)),
@@ -147,7 +157,7 @@ IPPO_SETTINGS: Mapping[str, Setting] = _COMMON | {
     "ANNEAL_LR": Setting(Choice(True, False), False),
 }
 
-_SETTINGS = {"iql": IQL_SETTINGS, "ippo": IPPO_SETTINGS}
+_SETTINGS = {"iql": IQL_SETTINGS, "pr2_iql": PR2_IQL_SETTINGS, "ippo": IPPO_SETTINGS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +242,19 @@ class IQLConfig(TrainerConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PR2IQLConfig(IQLConfig):
+    """What :func:`validate_iql_config` returns with ``ALGORITHM="pr2_iql"``."""
+
+    response_model: Literal["soft", "learned", "marginal"]
+    opponents: Literal["joint", "pairwise", "sampled"]
+    aggregate: Literal["lme", "lse", "expectation"]
+    temperature: float
+    max_joint: int
+    num_samples: int
+    mask_unseen: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class IPPOConfig(TrainerConfig):
     """What :func:`validate_ippo_config` returns."""
 
@@ -256,11 +279,11 @@ def validate_config(config: Mapping[str, Any]) -> IQLConfig | IPPOConfig:
         hint = nearest(algorithm, _SETTINGS) if isinstance(algorithm, str) else ""
         known = " or ".join(map(repr, _SETTINGS))
         raise ConfigurationError([f"config.ALGORITHM={algorithm!r}: must be {known}, such as 'iql'{hint}"])
-    return (validate_iql_config if algorithm == "iql" else validate_ippo_config)(config)
+    return (validate_ippo_config if algorithm == "ippo" else validate_iql_config)(config)
 
 
 def validate_iql_config(config: Mapping[str, Any]) -> IQLConfig:
-    """Checks a configuration of IQL.
+    """Checks a configuration of IQL or PR2-IQL.
 
     ==========================  ========================================================================================
     name                        meaning
@@ -288,19 +311,35 @@ def validate_iql_config(config: Mapping[str, Any]) -> IQLConfig:
     ``OPPONENT_MODE``           how agents that do not learn act: ``"greedy"``, ``"softmax"`` or ``"epsilon"``
     ``OPPONENT_RATE``           temperature of the softmax, or probability of a random action
     ``TEST_DURING_TRAINING``    ``False``, as there are no evaluations
-    ``ALGORITHM``               ``"iql"``
+    ``ALGORITHM``               ``"iql"``, the default, or ``"pr2_iql"``
     ==========================  ========================================================================================
+
+    PR2-IQL has more of them, which mean and default to the same as the arguments of
+    :class:`~marl_lightning.algorithms.pr2_iql.PR2IQL`.
+
+    ==================  ================================================================================================
+    name                meaning
+    ==================  ================================================================================================
+    ``RESPONSE_MODEL``  how the others are thought to respond: ``"soft"``, ``"learned"`` or ``"marginal"``
+    ``OPPONENTS``       how the actions of several others are put together: ``"joint"``, ``"pairwise"`` or ``"sampled"``
+    ``AGGREGATE``       of soft responses: ``"lme"``, ``"lse"`` or ``"expectation"``
+    ``TEMPERATURE``     of soft responses, in units of the values, by default 1
+    ``MAX_JOINT``       most joint actions of the others with ``OPPONENTS="joint"``, by default 1024
+    ``NUM_SAMPLES``     joint actions that ``OPPONENTS="sampled"`` draws, by default 16
+    ``MASK_UNSEEN``     leave out what the others have not done yet, by default ``False``
+    ==================  ================================================================================================
 
     Args:
         config: a dictionary, or what Hydra makes of a file.
 
     Returns:
-        The normalised configuration.
+        The normalised configuration, a :class:`PR2IQLConfig` for PR2-IQL.
 
     Raises:
         ConfigurationError: one line for everything that is wrong, with a value that would do.
     """
-    values, problems = _read(config, IQL_SETTINGS)
+    is_pr2 = dict(config).get("ALGORITHM") == "pr2_iql"
+    values, problems = _read(config, PR2_IQL_SETTINGS if is_pr2 else IQL_SETTINGS)
     problems += _total_problems(values)
     if _known(values, "NETWORK_KIND", "BURN_IN_STEPS") and values["NETWORK_KIND"] == "mlp" and values["BURN_IN_STEPS"]:
         problems.append(
@@ -319,8 +358,8 @@ def validate_iql_config(config: Mapping[str, Any]) -> IQLConfig:
                 f"config.TARGET_UPDATE_INTERVAL={interval}: TAU={tau} moves the targets in every update, must be 1 or "
                 "left out"
             )
-    problems += _opponent_problems(values)
-    return _made(IQLConfig, values, problems)
+    problems += _opponent_problems(values) + _response_problems(values)
+    return _made(PR2IQLConfig if is_pr2 else IQLConfig, values, problems)
 
 
 def validate_ippo_config(config: Mapping[str, Any]) -> IPPOConfig:
@@ -372,8 +411,14 @@ def _read(config: Mapping[str, Any], settings: Mapping[str, Setting]) -> tuple[d
         except ValueError as error:
             problems.append(f"config.{name}={config[name]!r}: {error}")
     unknown: Iterable[Any] = (name for name in config if name not in settings)
-    problems += [f"config.{name}: there is no such setting{nearest(str(name), settings)}" for name in unknown]
+    problems += [f"config.{name}: there is no such setting{_hint(name, settings)}" for name in unknown]
     return values, problems
+
+
+def _hint(name: Any, settings: Mapping[str, Setting]) -> str:
+    if algorithms := [algorithm for algorithm, own in _SETTINGS.items() if name in own]:
+        return f", only with {' or '.join(f'ALGORITHM={algorithm!r}' for algorithm in algorithms)}"
+    return nearest(str(name), settings)
 
 
 def _known(values: Mapping[str, Any], *names: str) -> bool:
@@ -424,6 +469,18 @@ def _opponent_problems(values: Mapping[str, Any]) -> list[str]:
             f"config.OPPONENT_RATE={rate}: the probability of OPPONENT_MODE='epsilon' must be at most 1, such as 0.1"
         ]
     return []
+
+
+def _response_problems(values: Mapping[str, Any]) -> list[str]:
+    if not _known(values, "RESPONSE_MODEL", "AGGREGATE"):
+        return []
+    model, aggregate = values["RESPONSE_MODEL"], values["AGGREGATE"]
+    if model == "soft" or aggregate != "lse":
+        return []
+    return [
+        f"config.AGGREGATE={aggregate!r}: RESPONSE_MODEL={model!r} takes expectations of values, must be left out or "
+        "'expectation'"
+    ]
 
 
 def _made(kind: type, values: Mapping[str, Any], problems: list[str]) -> Any:

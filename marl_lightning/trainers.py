@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from lightning import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers.logger import Logger
 
-from marl_lightning.algorithms import IPPO, IQL, MARLModule
+from marl_lightning.algorithms import IPPO, IQL, PR2IQL, MARLModule
 from marl_lightning.algorithms.snapshots import AgentState, load_optimizer, load_snapshot, snapshot
 from marl_lightning.callbacks import EpsilonSchedule, StopAtEnvSteps
 from marl_lightning.data import ReplayDataModule, RolloutDataModule
@@ -29,6 +29,7 @@ from marl_lightning.runtime import quiet_lightning
 from marl_lightning.trainer_config import (
     IPPOConfig,
     IQLConfig,
+    PR2IQLConfig,
     TrainerConfig,
     validate_config,
     validate_ippo_config,
@@ -113,8 +114,8 @@ class TrainFunction:
             ``metrics``
                 Arrays with an entry for each env update: ``episode_return_mean``, ``episode_length_mean``,
                 ``completed_episodes``, ``per_agent_episode_return_mean`` (``[updates, agents]``, in the order of
-                ``agent_ids``), and those of the algorithm: of IQL ``loss``, ``qvals`` and ``epsilon``, of IPPO
-                ``policy_loss``, ``value_loss`` and ``entropy``. Means are over the episodes that ended in the env
+                ``agent_ids``), and those of the algorithm: of IQL and PR2-IQL ``loss``, ``qvals`` and ``epsilon``, of
+                IPPO ``policy_loss``, ``value_loss`` and ``entropy``. Means are over the episodes that ended in the env
                 update, and over its gradient steps. Where there were none, the number before is repeated, and before
                 the first one it is 0: nothing is ever NaN, and ``completed_episodes`` tells what is new.
             ``agent_ids``
@@ -228,9 +229,13 @@ def _plain(value: Any) -> Any:
 
 def _check_arguments(config: TrainerConfig, trainable_agent_ids: Collection[str] | None) -> None:
     if trainable_agent_ids is not None and config.algorithm == "ippo":
-        raise ValueError("trainable_agent_ids is for ALGORITHM='iql': leave it out, and all agents learn")
+        raise ValueError("trainable_agent_ids is for ALGORITHM='iql' or 'pr2_iql': leave it out, and all agents learn")
     if isinstance(trainable_agent_ids, str):
         raise ValueError(f"trainable_agent_ids must be a collection of names, such as {{{trainable_agent_ids!r}}}")
+
+
+_PR2_ARGUMENTS = {field.name for field in fields(PR2IQLConfig)} - {field.name for field in fields(IQLConfig)}
+"""What PR2-IQL is told besides what IQL is."""
 
 
 def _assemble(
@@ -246,8 +251,12 @@ def _iql(
 ) -> tuple[IQL, ReplayDataModule, list[Callback]]:
     config = replace(config, episode_limit=env.spec.episode_limit)
     some_frozen = trainable_agent_ids is not None
-    module = IQL(
+    algorithm, own = IQL, {}
+    if isinstance(config, PR2IQLConfig):
+        algorithm, own = PR2IQL, {name: getattr(config, name) for name in _PR2_ARGUMENTS}
+    module = algorithm(
         spec=env.spec,
+        **own,
         hidden_sizes=config.hidden_sizes,
         recurrent=config.network_kind == "rnn",
         share_parameters=False,
@@ -310,8 +319,10 @@ def _ippo(config: IPPOConfig, env: VectorEnv) -> tuple[IPPO, RolloutDataModule, 
 
 # Training -------------------------------------------------------------------------------------------------------------
 
+_IQL_METRICS = {"loss": "loss", "qvals": "q_value", "epsilon": "exploration"}
 _METRICS = {
-    "iql": {"loss": "loss", "qvals": "q_value", "epsilon": "exploration"},
+    "iql": _IQL_METRICS,
+    "pr2_iql": _IQL_METRICS,
     "ippo": {"policy_loss": "policy_loss", "value_loss": "value_loss", "entropy": "entropy"},
 }
 """By algorithm: names of metrics here, and those that the module gives them, maybe with a group behind them."""

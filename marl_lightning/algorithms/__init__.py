@@ -8,6 +8,7 @@ from marl_lightning.algorithms.iql import IQL
 from marl_lightning.algorithms.mappo import MAPPO
 from marl_lightning.algorithms.mfq import MFQ
 from marl_lightning.algorithms.on_policy import OnPolicyActorCriticModule
+from marl_lightning.algorithms.pqn_vdn import PQNVDN
 from marl_lightning.algorithms.pr2_iql import PR2IQL
 from marl_lightning.algorithms.q_learning import QLearningModule
 from marl_lightning.algorithms.qatten import QATTEN
@@ -28,6 +29,7 @@ __all__ = [
     "MAPPO",
     "MFQ",
     "OWQMIX",
+    "PQNVDN",
     "PR2IQL",
     "QATTEN",
     "QMIX",

@@ -93,9 +93,11 @@ class ResponseNetwork(QNetwork):
 
         if self.is_sampled:
             self.own, self.others = head(width, width, 1.0), head(choices, width, 1.0)
-            # The same points are used whenever responses are drawn: values are a function of the parameters.
-            grid = (torch.arange(num_samples) + 0.5) / num_samples
-            self.register_buffer("points", torch.stack([grid[torch.randperm(num_samples)] for _ in self.parts], -1))
+            # The same points are used whenever responses are drawn, in every training: values are a function of the
+            # parameters alone, which are all that agents have of their own.
+            grid, fixed = (torch.arange(num_samples) + 0.5) / num_samples, torch.Generator().manual_seed(0)
+            orders = [torch.randperm(num_samples, generator=fixed) for _ in self.parts]
+            self.register_buffer("points", torch.stack([grid[order] for order in orders], -1), persistent=False)
         elif choices > 1:
             self.head = head(width, self.num_actions * choices)
         if self.learns_response:

@@ -8,7 +8,7 @@ import lightning
 import pytest
 import torch
 
-from marl_lightning.algorithms import IPPO, MAPPO
+from marl_lightning.algorithms import IPPO, MAPPO, PQNVDN
 from marl_lightning.callbacks import EnvStepCheckpoint, EvaluationCallback, StopAtEnvSteps
 from marl_lightning.data import RolloutDataModule
 from marl_lightning.data.collector import RolloutCollector
@@ -53,6 +53,7 @@ CASES = [
     pytest.param(MAPPO, {"recurrent": True}, id="mappo-gru"),
     pytest.param(IPPO, {"recurrent": True, "share_parameters": False}, id="ippo-gru-unshared"),
     pytest.param(MAPPO, {"learning_rate_decay_env_steps": 8 * ROLLOUT, "critic": "agent_state"}, id="mappo-decay"),
+    pytest.param(PQNVDN, {"recurrent": True}, id="pqn-gru"),
 ]
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -51,14 +52,30 @@ def test_every_command_is_known():
     assert [line for line in lines if not line.startswith(known)] == []
 
 
-@pytest.mark.parametrize("code", blocks("python"), ids=["rollouts", "replay"])
-def test_the_python_examples_train(code):
-    for number, small in SHORT.items():
+def run_shortened(code: str, numbers: dict[str, str]) -> dict[str, Any]:
+    """Returns the names that an example leaves, run with other numbers."""
+    for number, small in numbers.items():
         assert number in code
         code = code.replace(number, small)
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
     exec(code, names)
-    assert names["model"].env_steps >= 128
+    return names
+
+
+@pytest.mark.parametrize("code", [code for code in blocks("python") if "Trainer(" in code], ids=["rollouts", "replay"])
+def test_the_examples_with_a_trainer_train(code):
+    assert run_shortened(code, SHORT)["model"].env_steps >= 128
+
+
+def test_the_example_of_make_train_trains():
+    pytest.importorskip("mpe2")
+    (code,) = (code for code in blocks("python") if "make_train" in code)
+    names = run_shortened(code, {'"NUM_ENVS": 8': '"NUM_ENVS": 2', "100_000": "200", "2_000": "50"})
+    first, second = names["out"], names["more"]
+    assert first["metrics"]["completed_episodes"].tolist() == [2, 2, 2, 2]
+    for agent in first["agent_ids"]:
+        before, after = (out["train_states"][agent]["online"] for out in (first, second))
+        assert all(torch.equal(before[name], after[name]) for name in before) == (agent != "agent_0")
 
 
 @pytest.mark.parametrize("arguments", commands("python scripts/train.py"))

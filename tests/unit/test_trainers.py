@@ -13,14 +13,20 @@ from pettingzoo import ParallelEnv
 from scripted import CounterGame, LeavingGame
 
 import marl_lightning
-from marl_lightning.algorithms import IQL
+from marl_lightning.algorithms import IQL, PR2IQL
 from marl_lightning.data import ReplayDataModule
 from marl_lightning.data.replay import ReplayBuffer
 from marl_lightning.envs import MultiAgentEnv, PettingZooAdapter, check_env
 from marl_lightning.envs.monitors import MonitorParallelEnv, sequence
 from marl_lightning.envs.wrappers import RecordEpisodeStatistics
 from marl_lightning.envs.wrappers.history import EpisodeHistory
-from marl_lightning.trainer_config import IQLConfig, validate_config, validate_ippo_config, validate_iql_config
+from marl_lightning.trainer_config import (
+    IQLConfig,
+    PR2IQLConfig,
+    validate_config,
+    validate_ippo_config,
+    validate_iql_config,
+)
 from marl_lightning.trainers import make_train
 
 IQL_CONFIG = {
@@ -49,7 +55,8 @@ IPPO_CONFIG = {
     "NUM_MINIBATCHES": 2,
     "HIDDEN_SIZE": 8,
 }
-CONFIGS = pytest.mark.parametrize("config", [IQL_CONFIG, IPPO_CONFIG], ids=["iql", "ippo"])
+PR2_CONFIG = IQL_CONFIG | {"ALGORITHM": "pr2_iql"}
+CONFIGS = pytest.mark.parametrize("config", [IQL_CONFIG, PR2_CONFIG, IPPO_CONFIG], ids=["iql", "pr2", "ippo"])
 
 
 class Matrix(ParallelEnv):
@@ -93,6 +100,20 @@ class Matrix(ParallelEnv):
 
     def close(self):
         self.closed = True
+
+
+class Climbing(Matrix):
+    """The common payoffs of Claus and Boutilier (1998); the best, 11, lies between the worst."""
+
+    PAYOFFS = ((11, -30, 0), (-30, 7, 6), (0, 0, 5))
+
+    def action_space(self, agent):
+        return spaces.Discrete(3)
+
+    def step(self, actions):
+        reward = float(self.PAYOFFS[actions["row"]][actions["column"]])
+        seen, _, *rest = super().step(actions)
+        return seen, {"row": reward, "column": reward}, *rest
 
 
 def train(config=None, env=Matrix, *, changes=None, **arguments):
@@ -280,11 +301,66 @@ def test_which_algorithm():
     assert validate_config(IPPO_CONFIG) == validate_ippo_config(IPPO_CONFIG)
     assert isinstance(validate_config(IQL_CONFIG), IQLConfig)
     assert problems({"ALGORITHM": "ipo"}) == [
-        "config.ALGORITHM='ipo': must be 'iql' or 'ippo', such as 'iql'; did you mean 'ippo'?"
+        "config.ALGORITHM='ipo': must be 'iql' or 'pr2_iql' or 'ippo', such as 'iql'; did you mean 'ippo'?"
     ]
     (found,) = problems({"NUM_MINIBATCHES": 3}, config=IPPO_CONFIG)
     assert found == "config.NUM_MINIBATCHES=3: a rollout has 2 sequences, must be at most that, such as 2"
     validate_ippo_config(IPPO_CONFIG | {"NUM_MINIBATCHES": 16, "NETWORK_KIND": "mlp"})
+
+
+def test_pr2_iql_has_the_settings_of_iql_and_its_own():
+    plain, config = validate_iql_config(IQL_CONFIG), validate_config(PR2_CONFIG)
+    assert isinstance(config, PR2IQLConfig)
+    assert {name: value for name, value in vars(plain).items() if vars(config)[name] != value} == {"algorithm": "iql"}
+    own = {name: value for name, value in vars(config).items() if name not in vars(plain)}
+    assert own == {
+        "response_model": "soft",
+        "opponents": "joint",
+        "aggregate": "lme",
+        "temperature": 1.0,
+        "max_joint": 1024,
+        "num_samples": 16,
+        "mask_unseen": False,
+    }
+    assert all(value == PR2IQL().hparams[name] for name, value in own.items())
+    assert validate_iql_config(OmegaConf.create(PR2_CONFIG)) == config
+
+
+def test_everything_that_is_wrong_with_pr2_iql_at_once():
+    found = problems(
+        {
+            "GAMMA": 2.0,
+            "RESPONSE_MODEL": "learned",
+            "OPPONENTS": "simple",
+            "AGGREGATE": "lse",
+            "TEMPERATURE": 0,
+            "MAX_JOINT": 8.0,
+            "MASK_UNSEEN": "yes",
+            "CLIP_EPS": 0.2,
+            "EPS_START": 0.0,
+        },
+        without=["LR"],
+        config=PR2_CONFIG,
+    )
+    assert found == [
+        "config.LR: is required, such as 0.0005",
+        "config.GAMMA=2.0: must be a number from 0 to 1, such as 1",
+        "config.OPPONENTS='simple': must be 'joint' or 'pairwise' or 'sampled', such as 'joint'; "
+        "did you mean 'sampled'?",
+        "config.TEMPERATURE=0: must be a number above 0, such as 1.0",
+        "config.MAX_JOINT=8.0: must be a whole number of at least 1, such as 8",
+        "config.MASK_UNSEEN='yes': must be False or True, such as False",
+        "config.CLIP_EPS: there is no such setting, only with ALGORITHM='ippo'",
+        "config.EPS_FINISH=0.1: must not be above EPS_START=0.0, such as 0.0",
+        "config.AGGREGATE='lse': RESPONSE_MODEL='learned' takes expectations of values, must be left out or "
+        "'expectation'",
+    ]
+    assert problems({"RESPONSE_MODEL": "soft"}) == [
+        "config.RESPONSE_MODEL: there is no such setting, only with ALGORITHM='pr2_iql'"
+    ]
+    assert problems({"RESPONS_MODEL": "soft"}, config=PR2_CONFIG) == [
+        "config.RESPONS_MODEL: there is no such setting; did you mean 'RESPONSE_MODEL'?"
+    ]
 
 
 # Environments -------------------------------------------------------------------------------------------------------
@@ -454,15 +530,16 @@ SHARED = {"episode_return_mean", "episode_length_mean", "completed_episodes", "p
 
 
 def test_r9_r10_results_have_the_same_shape():
-    outs = [train(config) for config in (IQL_CONFIG, IPPO_CONFIG)]
-    iql, ippo = outs
-    assert iql.keys() == ippo.keys() == {"train_states", "metrics", "agent_ids"}
-    assert iql["metrics"].keys() == SHARED | {"loss", "qvals", "epsilon"}
+    outs = [train(config) for config in (IQL_CONFIG, PR2_CONFIG, IPPO_CONFIG)]
+    iql, pr2, ippo = outs
+    assert iql.keys() == pr2.keys() == ippo.keys() == {"train_states", "metrics", "agent_ids"}
+    assert iql["metrics"].keys() == pr2["metrics"].keys() == SHARED | {"loss", "qvals", "epsilon"}
     assert ippo["metrics"].keys() == SHARED | {"policy_loss", "value_loss", "entropy"}
     for out in outs:
         assert out["agent_ids"] == list(out["train_states"]) == ["row", "column"]
         assert all(np.isfinite(values).all() for values in out["metrics"].values())
-    assert iql["train_states"]["row"].keys() == {"online", "target", "optimizer"}
+    for out in (iql, pr2):
+        assert out["train_states"]["row"].keys() == {"online", "target", "optimizer"}
     assert ippo["train_states"]["row"].keys() == {"actor", "critic", "optimizer"}
 
 
@@ -524,7 +601,7 @@ def test_the_seed_decides_everything_and_global_generators_are_left_alone(config
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(4)
     second, third = train(config, seed=1), train(config, seed=2)
-    part = "online" if config is IQL_CONFIG else "actor"
+    part = "actor" if config is IPPO_CONFIG else "online"
     for agent in first["agent_ids"]:
         assert same(first["train_states"][agent][part], second["train_states"][agent][part])
         assert not same(first["train_states"][agent][part], third["train_states"][agent][part])
@@ -578,6 +655,31 @@ def test_settings_reach_the_modules(monkeypatch):
     assert {"recurrent": False, "hidden_sizes": (8, 8), "target_update_rate": 0.2}.items() <= modules[1].items()
 
 
+def test_settings_of_pr2_iql_reach_its_module(monkeypatch):
+    modules, data = spy_on(monkeypatch, PR2IQL), spy_on(monkeypatch, ReplayDataModule)
+    own = {
+        "RESPONSE_MODEL": "marginal",
+        "OPPONENTS": "pairwise",
+        "AGGREGATE": "expectation",
+        "TEMPERATURE": 0.5,
+        "MAX_JOINT": 7,
+        "MASK_UNSEEN": True,
+    }
+    train(PR2_CONFIG, changes=own | {"TAU": 0.2})
+    train(changes={"TAU": 0.2})
+    (module,), (module_data, iql_data) = modules, data
+    assert {name.lower(): value for name, value in own.items()}.items() <= module.items()
+    expected = {"recurrent": True, "hidden_sizes": (8,), "target_update_rate": 0.2, "gamma": 0.9, "team_reward": None}
+    assert expected.items() <= module.items()
+    assert {**module_data, "env": None} == {**iql_data, "env": None}
+
+
+def test_too_many_joint_actions_of_the_others():
+    train(PR2_CONFIG, changes={"MAX_JOINT": 3, "TOTAL_TIMESTEPS": 16})
+    with pytest.raises(ValueError, match="3 joint actions, more than max_joint=2"):
+        train(PR2_CONFIG, changes={"MAX_JOINT": 2})
+
+
 def test_sequences_are_no_longer_than_episodes_by_default(monkeypatch):
     class Limited(Matrix):
         max_cycles = 4
@@ -599,7 +701,7 @@ def test_r11_no_two_agents_share_anything():
 @pytest.mark.parametrize("kind", ["rnn", "mlp"])
 def test_r12_both_kinds_of_networks(config, kind):
     names = train(config, changes={"NETWORK_KIND": kind})["train_states"]["row"]
-    part = "online" if config is IQL_CONFIG else "actor"
+    part = "actor" if config is IPPO_CONFIG else "online"
     assert any("gru" in name for name in names[part]) == (kind == "rnn")
 
 
@@ -609,7 +711,7 @@ def test_r13_a_warm_start_begins_with_the_snapshot(config):
     kept = {a: {k: v.clone() for k, v in s[p].items()} for a, s in first["train_states"].items() for p in list(s)[:1]}
     still = {"LR": 1e-30, "TOTAL_TIMESTEPS": 32}
     second = train(config, seed=1, initial_train_states=first["train_states"], changes=still)
-    part = "online" if config is IQL_CONFIG else "actor"
+    part = "actor" if config is IPPO_CONFIG else "online"
     for agent in kept:
         assert same(second["train_states"][agent][part], kept[agent])  # R16 too
         added = 2 * 2 * 2 if config is IPPO_CONFIG else 0
@@ -623,23 +725,28 @@ def test_r13_a_warm_start_begins_with_the_snapshot(config):
         train(config, initial_train_states=states)
 
 
-def test_r14_only_some_agents_learn():
-    first = train(seed=0)["train_states"]
-    out = train(seed=1, initial_train_states=first, trainable_agent_ids={"column"})
+@pytest.mark.parametrize(
+    "config", [IQL_CONFIG, PR2_CONFIG | {"RESPONSE_MODEL": "learned", "MASK_UNSEEN": True}], ids=["iql", "pr2"]
+)
+def test_r14_only_some_agents_learn(config):
+    config = config | {"TARGET_UPDATE_INTERVAL": 2}
+    first = train(config, seed=0)["train_states"]
+    out = train(config, seed=1, initial_train_states=first, trainable_agent_ids={"column"})
     for part in ("online", "target"):
         assert same(out["train_states"]["row"][part], first["row"][part])
     assert not same(out["train_states"]["column"]["online"], first["column"]["online"])
     assert "optimizer" not in out["train_states"]["row"]
-    third = train(seed=2, initial_train_states=out["train_states"], trainable_agent_ids=["row"])
+    third = train(config, seed=2, initial_train_states=out["train_states"], trainable_agent_ids=["row"])
     assert same(third["train_states"]["column"]["online"], out["train_states"]["column"]["online"])
 
 
+@pytest.mark.parametrize("config", [IQL_CONFIG, PR2_CONFIG], ids=["iql", "pr2"])
 @pytest.mark.parametrize("mode", ["greedy", "epsilon", "softmax"])
-def test_r14_r17_how_the_others_act(mode):
-    states = train(seed=0)["train_states"]
+def test_r14_r17_how_the_others_act(mode, config):
+    states = train(config, seed=0)["train_states"]
     changes = {} if mode == "greedy" else {"OPPONENT_MODE": mode, "OPPONENT_RATE": 1.0}
     out = train(
-        seed=1, initial_train_states=states, trainable_agent_ids={"column"}, capture_env_histories=True,
+        config, seed=1, initial_train_states=states, trainable_agent_ids={"column"}, capture_env_histories=True,
         changes={"EPS_FINISH": 1.0} | changes,
     )  # fmt: skip
     episodes = [episode for history in out["env_histories"] for episode in history]
@@ -649,7 +756,7 @@ def test_r14_r17_how_the_others_act(mode):
 
 
 def test_agents_cannot_be_frozen_everywhere():
-    with pytest.raises(ValueError, match="ALGORITHM='iql'"):
+    with pytest.raises(ValueError, match="ALGORITHM='iql' or 'pr2_iql'"):
         train(IPPO_CONFIG, trainable_agent_ids={"row"})
     with pytest.raises(ValueError, match=r"collection of names, such as \{'row'\}"):
         train(trainable_agent_ids="row")
@@ -769,6 +876,20 @@ def test_agents_learn_to_meet(config):
     late = metrics["per_agent_episode_return_mean"][-10:].mean(0)
     assert late[0] > 3.2
     assert late[1] == pytest.approx(2 * late[0])
+
+
+def test_pr2_iql_climbs_and_iql_does_not():
+    """At last all choose greedily: 11 where others are thought to help, and 7 where they are what they have been."""
+    changes = {"NUM_ENVS": 4, "TOTAL_TIMESTEPS": 1600, "NETWORK_KIND": "mlp", "BUFFER_BATCH_SIZE": 32}
+    changes |= {"BUFFER_SIZE": 1000, "GAMMA": 0.0, "LR": 0.02, "TARGET_UPDATE_INTERVAL": 1}
+    changes |= {"EPS_FINISH": 0.0, "EPS_DECAY": 0.9}
+
+    def climb(config, seed):
+        metrics = train(config, Climbing, changes=changes, seed=seed)["metrics"]
+        return metrics["episode_return_mean"][-1]
+
+    assert [climb(PR2_CONFIG, seed) for seed in range(3)] == [4 * 11] * 3
+    assert climb(IQL_CONFIG, 0) <= 4 * 7
 
 
 def test_it_is_exported():

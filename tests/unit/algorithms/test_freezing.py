@@ -126,6 +126,7 @@ MEMBERS = {
     "team": (IQL, {"team_reward": "sum"}),
     "dueling c51": (DQN, {"dueling": True, "distributional": "c51", "target_update_rate": 0.1}),
     "pr2": (PR2IQL, {"response_model": "learned", "mask_unseen": True, "target_update_interval": 3}),
+    "pr2 sampled": (PR2IQL, {"response_model": "learned", "opponents": "sampled", "target_update_interval": 3}),
 }
 
 

@@ -181,7 +181,7 @@ def test_values_of_own_actions_equal_enumeration(opponents, model):
 @pytest.mark.parametrize("model", ["soft", "learned", "marginal"])
 def test_samples_agree_with_enumeration(model):
     env = payoff_env(THREE)
-    module = make(PR2IQL, env, opponents="sampled", response_model=model, num_samples=4000, temperature=0.7)
+    module = make(PR2IQL, env, opponents="sampled", response_model=model, num_samples=40_000, temperature=0.7)
     network = module.networks["with_2"]
     with torch.no_grad():
         for parameter in network.parameters():

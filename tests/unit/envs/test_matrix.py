@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from marl_lightning.envs import make_env
-from marl_lightning.envs.native.matrix import GAMES, MatrixVectorEnv, payoffs
+from marl_lightning.envs import check_env, make_env, make_vector_env
+from marl_lightning.envs.native.matrix import GAMES, REPEATED_GAMES, MatrixVectorEnv, payoffs
 
 
 def test_climbing_pays_both_the_same():
@@ -40,7 +40,7 @@ def test_paper_beats_rock_and_loses_to_scissors():
     assert (row[paper, rock], row[paper, scissors], row[rock, scissors], row[paper, paper]) == (1, -1, 1, 0)
 
 
-@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize("game", REPEATED_GAMES)
 def test_rewards_follow_the_payoffs(game):
     table = payoffs(game)
     n = table.shape[1]
@@ -54,6 +54,7 @@ def test_rewards_follow_the_payoffs(game):
 
 def test_spec_and_constant_observations():
     env = MatrixVectorEnv(game="climbing", num_envs=4, episode_length=7)
+    assert env.is_repeated
     group = env.spec.groups["agents"]
     assert (env.spec.name, group.num_agents, group.action_size, env.spec.episode_limit) == ("matrix/climbing", 2, 3, 7)
     observations = env.reset()
@@ -110,6 +111,8 @@ def test_illegal_actions_are_refused(action):
     [
         ({"game": "chess"}, "unknown matrix game 'chess'"),
         ({"game": "climbing", "k": -1.0}, "only the game 'penalty' has k"),
+        ({"game": "two_step", "k": -1.0}, "only the game 'penalty' has k"),
+        ({"game": "two_step", "episode_length": 25}, "'two_step' has 2 steps, got episode_length=25: leave it out"),
         ({"game": "climbing", "episode_length": 0}, "episode_length must be at least 1"),
         ({"game": "climbing", "num_envs": 0}, "num_envs must be at least 1"),
     ],
@@ -118,6 +121,65 @@ def test_illegal_actions_are_refused(action):
 def test_bad_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         MatrixVectorEnv(**{"num_envs": 1, **arguments})
+
+
+def test_a_game_in_steps_is_no_repeated_one():
+    assert set(GAMES) - set(REPEATED_GAMES) == {"two_step"}
+    with pytest.raises(ValueError, match="unknown repeated game 'two_step', choose one of climbing"):
+        payoffs("two_step")
+
+
+def place(number):
+    """What both agents observe where a matrix of the two-step game is played, and the state."""
+    one_hot = torch.eye(3)[number]
+    return one_hot.expand(2, 3), torch.cat([one_hot, one_hot])
+
+
+def check_places(observations, numbers):
+    for i, number in enumerate(numbers):
+        observed, state = place(number)
+        assert torch.equal(observations.observation["agents"][i], observed)
+        assert torch.equal(observations.state[i], state)
+
+
+def test_two_step_is_the_game_of_the_paper():
+    """All 16 plays: the first agent's first action chooses between 7 always, and [[0, 1], [1, 8]]."""
+    plays = torch.cartesian_prod(*[torch.arange(2)] * 4)
+    env = make_vector_env("matrix/two_step", num_envs=16)
+    assert (env.spec.episode_limit, env.spec.state_size, env.spec.shared_reward) == (2, 6, True)
+    assert not env.is_repeated
+    check_places(env.reset(), [0] * 16)
+    chosen = [1 + first for first, *_ in plays.tolist()]
+    step = env.step({"agents": plays[:, :2]})
+    assert not step.reward["agents"].any()
+    assert not (step.terminated | step.truncated).any()
+    check_places(step.observations, chosen)
+    check_places(step.final, chosen)
+    step = env.step({"agents": plays[:, 2:]})
+    paid = [7 if first == 0 else {0: 0, 1: 1, 2: 8}[third + fourth] for first, _, third, fourth in plays.tolist()]
+    assert step.reward["agents"].tolist() == [[reward, reward] for reward in paid]
+    assert step.terminated.all()
+    assert not step.truncated.any()
+    check_places(step.observations, [0] * 16)
+    check_places(step.final, chosen)
+    step = env.step({"agents": plays[:, 2:]})  # of the next episode
+    assert not step.reward["agents"].any()
+    assert not step.terminated.any()
+
+
+def test_two_step_is_sound_and_resumes_in_any_place():
+    check_env(make_env("matrix/two_step"))
+    env = MatrixVectorEnv(game="two_step", num_envs=3)
+    env.reset()
+    env.step({"agents": torch.tensor([[0, 0], [1, 0], [1, 1]])})
+    other = env.replicate(num_envs=3, seed=0)
+    check_places(other.load_state_dict(env.state_dict()), [1, 2, 2])
+    check_places(env.reset(mask=np.array([False, True, False])), [1, 0, 2])
+    both = torch.ones(3, 2, dtype=torch.long)
+    assert env.step({"agents": both}).reward["agents"][:, 0].tolist() == [7, 0, 8]
+    step = other.step({"agents": both})
+    assert step.reward["agents"][:, 0].tolist() == [7, 8, 8]
+    assert step.terminated.all()
 
 
 def test_step_and_partial_reset_need_a_reset():
