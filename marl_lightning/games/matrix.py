@@ -120,8 +120,9 @@ class MatrixEvaluator:
 
 
 def is_matrix_env(game: Any) -> bool:
-    """Whether this is a native matrix game, also in wrappers."""
-    return isinstance(game, VectorEnv) and isinstance(_unwrapped(game), MatrixVectorEnv)
+    """Whether this is a native game that repeats one matrix, also in wrappers."""
+    inside = _unwrapped(game) if isinstance(game, VectorEnv) else None
+    return isinstance(inside, MatrixVectorEnv) and inside.is_repeated
 
 
 def _means(profile: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
@@ -167,7 +168,8 @@ def _agents_and_payoffs(env: VectorEnv | MultiAgentEnv) -> tuple[tuple[str, ...]
     """Returns the names of the players and the payoffs, found by playing every joint action once."""
     if not is_matrix_env(env):
         raise ValueError(
-            f"{env.spec.name} is no native matrix game: make one with make_vector_env('matrix/<game>', num_envs=1)"
+            f"{env.spec.name} is no native game that repeats one matrix: make one with "
+            "make_vector_env('matrix/<game>', num_envs=1)"
         )
     game = _unwrapped(env)
     ((name, group),) = game.spec.groups.items()

@@ -173,7 +173,7 @@ class _Tree:
     def best_response_value(self, player: int, policy: pyspiel.TabularPolicy, root: pyspiel.State) -> float:
         """Returns what the player gets at best against a policy."""
         if player in self._responders:
-            self._responders[player].get_best_response_actions()
+            self._responders[player].set_policy(policy)
         else:  # takes longer, since it walks through the game
             pyspiel = require("pyspiel", extra="openspiel")
             self._responders[player] = pyspiel.TabularBestResponse(self.game, player, policy)

@@ -222,7 +222,8 @@ def test_wrappers_are_seen_and_rewards_are_the_games():
     assert torch.equal(env.reset().observation["agents"], before)
 
 
-def test_other_environments_are_refused():
-    env = make_vector_env("mpe/simple_spread_v3", num_envs=1)
-    with pytest.raises(ValueError, match=r"simple_spread_v3 is no native matrix game: make one with"):
+@pytest.mark.parametrize("name", ["mpe/simple_spread_v3", "matrix/two_step"])  # the latter has more than one matrix
+def test_other_environments_are_refused(name):
+    env = make_vector_env(name, num_envs=1)
+    with pytest.raises(ValueError, match=rf"{name} is no native game that repeats one matrix: make one with"):
         MatrixEvaluator().evaluate(Uniform(), env)

@@ -207,16 +207,18 @@ def responses(policy, game, player):
             yield play(game.new_initial_state(), {start: card} | dict(zip(seen, choice, strict=True)))
 
 
+@pytest.mark.parametrize("cards", [3, 4])
 @pytest.mark.parametrize("recurrent", [False, True])
-def test_simultaneous_moves_history_by_history(recurrent):
-    name = GOOFSPIEL.format(3, "descending")
+def test_simultaneous_moves_history_by_history(recurrent, cards):
+    name = GOOFSPIEL.format(cards, "descending")
     env = vector_env(name)
     policy, game = untrained(IPPO, env, recurrent=recurrent), pyspiel.load_game(name)
     result = nash_conv(policy, env)
     expected = value(policy, game.new_initial_state())
     assert list(result.on_policy.values()) == pytest.approx(expected.tolist(), abs=1e-5)
-    best = [max(responses(policy, game, player)) for player in range(2)]
-    assert list(result.best_response_values.values()) == pytest.approx(best, abs=1e-5)
+    if cards == 3:  # with 4 there are too many pure strategies
+        best = [max(responses(policy, game, player)) for player in range(2)]
+        assert list(result.best_response_values.values()) == pytest.approx(best, abs=1e-5)
 
 
 def test_chunks_change_nothing(monkeypatch):
