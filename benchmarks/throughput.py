@@ -203,7 +203,7 @@ class Stopwatch:
         object.__setattr__(owner, method, timed)
 
 
-@njit(cache=True)
+@njit  # not cached: a cache that was written as a script cannot be read as a module
 def draw_legal_actions(mask: np.ndarray, actions: np.ndarray) -> None:
     """Writes a uniformly random legal action of every agent; ``mask`` ``[E, A, n]``, ``actions`` ``[E, A]``."""
     num_envs, num_agents, num_actions = mask.shape
