@@ -103,8 +103,8 @@ def test_descent_finds_the_equilibrium():
 
 def test_against_openspiel():
     pyspiel = pytest.importorskip("pyspiel")
-    from open_spiel.python.algorithms.exploitability import nash_conv as openspiel_nash_conv
-    from open_spiel.python.policy import TabularPolicy
+    from openspiel_oracle import TabularPolicy
+    from openspiel_oracle import nash_conv as openspiel_nash_conv
 
     rng = np.random.default_rng(0)
     for name in ("matrix_pd", "matrix_bos", "matrix_brps", "matrix_sh", "matrix_cd", "matching_pennies_3p"):

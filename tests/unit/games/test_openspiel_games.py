@@ -14,8 +14,8 @@ from marl_lightning.envs.wrappers import AddAgentID, AggregateReward, RecordEpis
 pytest.importorskip("pyspiel")
 
 import pyspiel
-from open_spiel.python.algorithms.exploitability import nash_conv as openspiel_nash_conv
-from open_spiel.python.policy import tabular_policy_from_callable
+from openspiel_oracle import nash_conv as openspiel_nash_conv
+from openspiel_oracle import tabular_policy_from_callable
 
 from marl_lightning.envs.adapters.openspiel import OpenSpielAdapter
 from marl_lightning.games import OpenSpielEvaluator, nash_conv
