@@ -24,9 +24,15 @@ ObservationKind = Literal["information_state", "observation"]
 
 _WITHOUT_SHAPE = ("crossword",)  # says that it has a tensor, but fails when asked for its shape
 
+# The package's games in Python are known to it only once they were imported, which any user of its Python algorithms
+# does. They can be made then, but are not listed, so that the list does not depend on what else was imported.
+_IN_PYTHON = ("python_", "chat_game")
+
 
 def scenarios() -> tuple[str, ...]:
     """Returns the names of the games that can be played without parameters and are described by tensors.
+
+    Those that OpenSpiel has in Python, such as ``"python_kuhn_poker"``, are left out.
 
     Raises:
         ImportError: if open-spiel is not installed.
@@ -39,6 +45,7 @@ def scenarios() -> tuple[str, ...]:
         and game.dynamics != pyspiel.GameType.Dynamics.MEAN_FIELD
         and (game.provides_information_state_tensor or game.provides_observation_tensor)
         and game.short_name not in _WITHOUT_SHAPE
+        and not game.short_name.startswith(_IN_PYTHON)
     )
 
 

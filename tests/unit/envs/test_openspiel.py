@@ -1,5 +1,6 @@
 """OpenSpielAdapter against pyspiel itself: rules, returns, chance, tensors, and exact resumption."""
 
+import subprocess
 import sys
 from collections import Counter
 from itertools import pairwise
@@ -243,6 +244,15 @@ def test_scenarios():
     assert {"kuhn_poker", "leduc_poker", "tic_tac_toe", "goofspiel", "matrix_pd", "hanabi", "2048"} <= set(names)
     # Mean field, no tensor, no default parameters, and one that only says that it has a tensor.
     assert not {"mfg_crowd_modelling", "coin_game", "repeated_game", "crossword"} & set(names)
+
+
+def test_the_list_does_not_depend_on_what_was_imported():
+    # In a process of its own, since what is registered stays so.
+    program = (
+        "from marl_lightning.envs.adapters.openspiel import scenarios, make; before = scenarios()\n"
+        "import open_spiel.python.games; assert scenarios() == before; make('python_kuhn_poker').reset(seed=0)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize("scenario", [name for name in scenarios() if name not in SLOW])
