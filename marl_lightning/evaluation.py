@@ -41,7 +41,7 @@ class EvaluationResult:
     Attributes:
         returns: ``[n]``, mean over agents of their own undiscounted returns: the score of an episode.
         team_returns: ``[n]``, sum over agents.
-        group_returns: per group ``[n]``, mean over its agents.
+        agent_returns: per agent ``[n]``, its own undiscounted returns.
         lengths: ``[n]`` int64, in env steps.
         info: per name in ``EnvSpec.info_keys`` ``[n]``, as of the last step of the episode.
         frames: uint8 ``[T, H, W, 3]``, one picture for each decision point of the best-scoring episode that was
@@ -50,7 +50,7 @@ class EvaluationResult:
 
     returns: np.ndarray
     team_returns: np.ndarray
-    group_returns: dict[str, np.ndarray]
+    agent_returns: dict[str, np.ndarray]
     lengths: np.ndarray
     info: dict[str, np.ndarray]
     frames: np.ndarray | None = None
@@ -208,7 +208,7 @@ class _Scores:
         return EvaluationResult(
             returns=every_agent.mean(1),
             team_returns=every_agent.sum(1),
-            group_returns={name: values.mean(1) for name, values in returns.items()},
+            agent_returns=dict(zip(self._spec.agents, every_agent.T, strict=True)),
             lengths=self._lengths[filled],
             info=info,
             frames=frames,

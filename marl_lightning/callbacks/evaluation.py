@@ -123,7 +123,7 @@ def _gather(trainer: Trainer, result: EvaluationResult, *, episodes: int) -> Eva
     if trainer.world_size == 1:
         return result
     columns = {"returns": result.returns, "team_returns": result.team_returns, "lengths": result.lengths}
-    columns |= {f"group/{name}": values for name, values in result.group_returns.items()}
+    columns |= {f"agent/{name}": values for name, values in result.agent_returns.items()}
     columns |= {f"info/{name}": values for name, values in result.info.items()}
     own = torch.from_numpy(np.stack(list(columns.values()))).to(trainer.strategy.root_device)
     everyone = trainer.strategy.all_gather(own)  # [process, column, episode]
@@ -132,7 +132,7 @@ def _gather(trainer: Trainer, result: EvaluationResult, *, episodes: int) -> Eva
     return EvaluationResult(
         returns=gathered["returns"],
         team_returns=gathered["team_returns"],
-        group_returns={name: gathered[f"group/{name}"] for name in result.group_returns},
+        agent_returns={name: gathered[f"agent/{name}"] for name in result.agent_returns},
         lengths=gathered["lengths"].astype(np.int64),
         info={name: gathered[f"info/{name}"] for name in result.info},
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 import time
@@ -89,7 +88,7 @@ class OpenSpielEvaluator:
         check_mode(mode)
         check_policy(profile)
         env = _find_adapter(game)
-        key = (str(env.game), env._observation)
+        key = (str(env.game), env.observation_kind)
         if self._tree is None or self._tree.key != key:
             self._tree = _walk(env, key=key, limit=self._limit)
         tree = self._tree
@@ -284,7 +283,6 @@ def _walk(env: OpenSpielAdapter, *, key: Any, limit: int) -> _Tree:
         raise ValueError(f"{env.game} draws inside, so that chance has no probabilities: it has no exact evaluation")
     if not kind.provides_information_state_string:
         raise ValueError(f"{env.game} does not say what players know (no information states): no exact evaluation")
-    env = copy.copy(env)  # shows one position after another, and leaves alone the one that was given
     simultaneous = kind.dynamics == pyspiel.GameType.Dynamics.SIMULTANEOUS
     game = pyspiel.convert_to_turn_based(env.game) if simultaneous else env.game
     counts = _Counts(game=env.game, limit=limit)
@@ -295,7 +293,7 @@ def _walk(env: OpenSpielAdapter, *, key: Any, limit: int) -> _Tree:
     while True:
         frontier, shown, rows, players, states = [], [], [], [], []
         for position in positions:
-            seen = _look(env, position.state)
+            seen = env.observe(position.state)
             for observation, mask in zip(seen.observation[GROUP], seen.action_mask[GROUP], strict=True):
                 view = observation.tobytes() + mask.tobytes()
                 if view not in views:
@@ -422,12 +420,6 @@ def _movers(position: _Position) -> Iterator[tuple[int, str, list[int]]]:
             legal = turns.legal_actions()
             yield player, turns.information_state_string(player), legal
             turns.apply_action(legal[0])  # the others do not see it
-
-
-def _look(env: OpenSpielAdapter, state: pyspiel.State) -> Observations[np.ndarray]:
-    """Returns what the environment shows of a state."""
-    env.state = state
-    return env._observe()
 
 
 def _inside(game: Any) -> Any:

@@ -125,8 +125,8 @@ def test_every_instance_contributes_its_share_whatever_the_lengths():
     assert result.lengths.tolist() == [2, 2, 7, 3, 1]  # instance after instance; taking the first five: [1, 2, 1, 1, 2]
     np.testing.assert_allclose(result.returns, result.lengths * 14 / 3)
     np.testing.assert_allclose(result.team_returns, result.lengths * 14)
-    np.testing.assert_allclose(result.group_returns["a"], result.lengths * 2)
-    np.testing.assert_allclose(result.group_returns["b"], result.lengths * 10)
+    for agent, reward in {"a0": 1, "a1": 3, "b0": 10}.items():
+        np.testing.assert_allclose(result.agent_returns[agent], result.lengths * reward)
     np.testing.assert_array_equal(result.info["time"], result.lengths)
     assert result.win_rate == pytest.approx(2 / 5)
     assert result.frames is None
@@ -216,7 +216,7 @@ def test_only_a_few_instances_are_rendered():
 def test_metrics():
     returns = np.array([0.0, 10.0] * 8)
     result = EvaluationResult(
-        returns=returns, team_returns=2 * returns, group_returns={}, lengths=np.full(16, 4), info={}
+        returns=returns, team_returns=2 * returns, agent_returns={}, lengths=np.full(16, 4), info={}
     )
     metrics = result.metrics()
     assert result.win_rate is None

@@ -71,6 +71,7 @@ class OpenSpielAdapter(MultiAgentEnv):
     and is never truncated.
 
     Attributes:
+        observation_kind: ``"information_state"`` or ``"observation"``, what the players see.
         game: the ``pyspiel.Game``; for games that draw inside the package, that of the running episode.
         state: the ``pyspiel.State`` of the running episode, ``None`` before the first reset. It is at a decision or at
             the end, never at chance. Clone it before you change it.
@@ -96,7 +97,7 @@ class OpenSpielAdapter(MultiAgentEnv):
             raise ValueError(
                 f"{self._name} is a mean-field game, whose players are no agents: it cannot be played here"
             )
-        self._observation = _choose_observation(kind, observation)
+        self.observation_kind: ObservationKind = _choose_observation(kind, observation)
         in_turn = kind.dynamics == self._pyspiel.GameType.Dynamics.SEQUENTIAL
         num_actions = self.game.num_distinct_actions()
         self._idle = num_actions if in_turn else 0  # the only legal action of those who have nothing to decide
@@ -104,7 +105,7 @@ class OpenSpielAdapter(MultiAgentEnv):
         if self._draws_inside and "rng_seed" in self._parameters:
             raise ValueError("rng_seed follows from the seed of the environment: leave it out")
 
-        shape = getattr(self.game, f"{self._observation}_tensor_shape")()
+        shape = getattr(self.game, f"{self.observation_kind}_tensor_shape")()
         group = GroupSpec(
             agents=tuple(f"player_{player}" for player in range(self.game.num_players())),
             observation_space=spaces.Box(-np.inf, np.inf, tuple(shape), np.float32),
@@ -180,23 +181,28 @@ class OpenSpielAdapter(MultiAgentEnv):
         if self.state is not None:
             self._observe()
 
+    def _observe(self) -> Observations[np.ndarray]:
+        observations = self.observe(self.state)
+        self._action_mask = observations.action_mask[GROUP].copy()  # the caller may write into what it gets
+        return observations
+
     def _draw_outcomes(self) -> None:
         """Lets chance play until somebody has to decide."""
         while self.state.is_chance_node():
             self.state.apply_action(_draw(self.state.chance_outcomes(), self._rng))
 
-    def _observe(self) -> Observations[np.ndarray]:
-        group, state = self.spec.groups[GROUP], self.state
+    def observe(self, state: pyspiel.State) -> Observations[np.ndarray]:
+        """Returns what the players see at a decision or at the end of the game; the running episode is left alone."""
+        group = self.spec.groups[GROUP]
         over = state.is_terminal()
         observation = np.zeros((group.num_agents, *group.observation_shape), np.float32)
         mask = np.zeros((group.num_agents, group.action_size), np.bool_)
-        tensor = getattr(state, f"{self._observation}_tensor")
+        tensor = getattr(state, f"{self.observation_kind}_tensor")
         for player in range(group.num_agents):
             legal = [] if over else state.legal_actions(player)
             mask[player, legal or self._idle] = True
             if not over:
                 observation[player] = np.reshape(tensor(player), group.observation_shape)
-        self._action_mask = mask.copy()  # the caller may write into what it gets
         return Observations(
             observation={GROUP: observation},
             action_mask={GROUP: mask},
