@@ -11,12 +11,18 @@ IDs are added, which then stay 0 or 1), rewards (clipped before they are normali
     env = NormalizeReward(env, gamma=0.99)
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
 from marl_lightning.envs.wrappers.base import Wrapper, layers
 from marl_lightning.envs.wrappers.configured import wrap
 from marl_lightning.envs.wrappers.episode import RecordEpisodeStatistics, TimeLimit, recorded_returns
 from marl_lightning.envs.wrappers.observation import (
     AddAgentID,
     NormalizeObservation,
+    SelectFeatures,
     StackObservations,
     TransformObservation,
 )
@@ -30,6 +36,13 @@ from marl_lightning.envs.wrappers.running import (
 )
 from marl_lightning.envs.wrappers.statistics import RunningStatistics
 
+if TYPE_CHECKING:
+    from marl_lightning.envs.wrappers.opponent_pool import OpponentPoolEnv as OpponentPoolEnv
+    from marl_lightning.envs.wrappers.opponents import Opponents as Opponents
+
+# These need torch, which worker processes are to do without: they are imported when they are asked for by name.
+_NEED_TORCH = {"OpponentPoolEnv": "opponent_pool", "Opponents": "opponents"}
+
 __all__ = [
     "AddAgentID",
     "AggregateReward",
@@ -38,6 +51,7 @@ __all__ = [
     "NormalizeReward",
     "RecordEpisodeStatistics",
     "RunningStatistics",
+    "SelectFeatures",
     "StackObservations",
     "TimeLimit",
     "TransformObservation",
@@ -52,3 +66,9 @@ __all__ = [
     "statistics_state_dict",
     "wrap",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name in _NEED_TORCH:
+        return getattr(importlib.import_module(f"{__name__}.{_NEED_TORCH[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,6 +11,7 @@ from marl_lightning.envs.wrappers.episode import RecordEpisodeStatistics, TimeLi
 from marl_lightning.envs.wrappers.observation import (
     AddAgentID,
     NormalizeObservation,
+    SelectFeatures,
     StackObservations,
     TransformObservation,
 )
@@ -25,6 +26,7 @@ WRAPPERS: dict[str, type[Wrapper]] = {
         NormalizeObservation,
         NormalizeReward,
         RecordEpisodeStatistics,
+        SelectFeatures,
         StackObservations,
         TimeLimit,
         TransformObservation,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -290,6 +290,41 @@ class StackObservations(ObservationWrapper):
             out[starts] = np.tile(x[starts], self.stack_size)
         else:
             out[starts, ..., :-size] = 0
+
+
+class SelectFeatures(ObservationWrapper):
+    """Keeps some features of the observations and hides the others, so that agents need memory, say.
+
+    The state stays as it is. ::
+
+        SelectFeatures(env, features=[0, 2])  # of CartPole: where cart and pole are, but not how fast
+
+    Args:
+        env: environment to wrap.
+        features: indices along the last axis, in the order in which they are to appear.
+
+    Raises:
+        ValueError: if there is none, one appears twice, or a group does not have it.
+    """
+
+    def __init__(self, env: MultiAgentEnv | VectorEnv, *, features: Sequence[int]) -> None:
+        self.features = list(features)
+        if not self.features or len(set(self.features)) < len(self.features):
+            raise ValueError(f"features must be different indices, and at least one, got {self.features}")
+        new_spaces = {}
+        for name, group in env.spec.groups.items():
+            old = group.observation_space
+            size = old.shape[-1] if old.shape else 0
+            if not all(0 <= feature < size for feature in self.features):
+                raise ValueError(
+                    f"features={self.features} must be from 0 to {size - 1} in observations of {name!r}, "
+                    f"whose shape is {old.shape}"
+                )
+            new_spaces[name] = spaces.Box(old.low[..., self.features], old.high[..., self.features], dtype=old.dtype)
+        super().__init__(env, spec=_with_spaces(env.spec, new_spaces), changes=("observation",))
+
+    def _change_observation(self, group: str, x: np.ndarray, out: np.ndarray, starts: Rows | None) -> None:
+        np.take(x, self.features, axis=-1, out=out)
 
 
 _STATE = "state"  # no group has this name

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from scripted import CounterGame, counter_actions
 from wrapper_helpers import DummyGame, RandomGame, parts, random_actions
 
-from marl_lightning.envs import GroupSpec, SyncVectorEnv
+from marl_lightning.envs import GroupSpec, SyncVectorEnv, make_env
 from marl_lightning.envs.wrappers import (
     AddAgentID,
     ClipReward,
     NormalizeObservation,
+    SelectFeatures,
     StackObservations,
     TransformObservation,
     freeze_statistics,
@@ -369,6 +370,31 @@ def test_images_are_stacked_by_channels():
 def test_bad_stacks_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         StackObservations(CounterGame(), **arguments)
+
+
+# SelectFeatures -------------------------------------------------------------------------------------------------------
+
+
+def test_features_are_kept_in_the_given_order():
+    env = SelectFeatures(DummyGame(), features=[1, 0])
+    observations = env.reset()
+    assert observations.observation["agents"].tolist() == [[2, 1], [0, 0], [4, 3]]  # the dead still see zeros
+    assert observations.state.tolist() == [5, 7]
+    assert SelectFeatures(DummyGame(), features=[1]).reset().observation["agents"].tolist() == [[2], [0], [4]]
+
+
+def test_features_have_bounds_of_their_own():
+    env = wrap(make_env("gymnasium/CartPole-v1"), [{"name": "SelectFeatures", "features": [0, 2]}])
+    (group,) = env.spec.groups.values()
+    (whole,) = env.unwrapped.spec.groups.values()
+    np.testing.assert_array_equal(group.observation_space.high, whole.observation_space.high[[0, 2]])
+    assert np.isfinite(group.observation_space.high).all()  # only velocities are unbounded
+
+
+@pytest.mark.parametrize("features", [[], [0, 0], [2], [-1]])
+def test_features_that_are_not_there_are_refused(features):
+    with pytest.raises(ValueError, match="features"):
+        SelectFeatures(DummyGame(), features=features)
 
 
 # TransformObservation -------------------------------------------------------------------------------------------------

@@ -49,6 +49,7 @@ STATELESS = {
     "ids": ["AddAgentID"],
     "stack": [{"name": "StackObservations", "stack_size": 3}],
     "zero stack": [{"name": "StackObservations", "stack_size": 2, "padding": "zero"}],
+    "features": [{"name": "SelectFeatures", "features": [1]}],
     "clip": [{"name": "ClipReward", "low": -0.5, "high": None}],
     "team": [{"name": "AggregateReward", "how": "mean", "team": "group"}],
     "record": ["RecordEpisodeStatistics"],
