@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -13,9 +13,20 @@ from marl_lightning.games.openspiel import OpenSpielEvaluator, is_openspiel_env
 from marl_lightning.games.profiles import Mode, check_mode
 from marl_lightning.games.result import NashConvResult
 
-EvaluatorName = Literal["auto", "matrix", "openspiel", "markov"]
+EvaluatorName = Literal[
+    "auto",
+    "matrix",
+    "openspiel",
+    "markov",
+    "learned",
+    "learned:seed",
+    "learned:quick",
+    "learned:standard",
+    "learned:thorough",
+]
 
 
+@runtime_checkable
 class Evaluator(Protocol):
     """A way to compute or to estimate NashConv."""
 
@@ -37,12 +48,14 @@ def nash_conv(
     times what it gains in one repetition if it has no memory; see :meth:`.matrix.MatrixEvaluator.evaluate`.
 
     Args:
-        profile: a policy that plays all agents and states the probabilities of their actions; or, where the game is
-            given by tables, the strategies of its players.
+        profile: a policy that plays all agents and, to be evaluated exactly, states the probabilities of their
+            actions; or, where the game is given by tables, the strategies of its players.
         game: an environment with a game of OpenSpiel, a native matrix game, payoffs ``[N, n_1, ..., n_N]``, or a
-            :class:`.markov.MarkovGame`.
-        evaluator: ``"matrix"``, ``"openspiel"`` or ``"markov"``; ``"auto"`` takes the one of these that fits. Or an
-            object: an evaluator with other settings, which may remember the game, or one that learns best responses.
+            :class:`.markov.MarkovGame`; any vector environment if best responses are learned.
+        evaluator: ``"matrix"``, ``"openspiel"`` or ``"markov"``; ``"auto"`` takes the one of these that fits.
+            ``"learned"`` estimates NashConv from below by learning best responses, in any game, and takes a budget
+            behind a colon: ``"learned:quick"``, see :class:`.learned.LearnedEvaluator`. Or an object: an evaluator with
+            other settings, or one that is to remember the game.
         mode: evaluate the profile as it mixes (``"stochastic"``) or as it acts if it always takes the action that it
             prefers (``"greedy"``). A greedy profile is no equilibrium of a game that has none in pure strategies.
 
@@ -77,6 +90,11 @@ def choose_evaluator(name: EvaluatorName, game: Any) -> Evaluator:
             return MarkovEvaluator()
         case "auto":
             return _fitting(game)
+    kind, _, preset = name.partition(":")
+    if kind == "learned":
+        from marl_lightning.games.learned import LearnedEvaluator  # it alone needs Lightning
+
+        return LearnedEvaluator(preset=preset) if preset else LearnedEvaluator()
     raise ValueError(f"evaluator must be one of {', '.join(get_args(EvaluatorName))} or an object, got {name!r}")
 
 
@@ -91,5 +109,5 @@ def _fitting(game: Any) -> Evaluator:
     raise ValueError(
         f"{name} has no exact evaluation. Those that have one: openspiel/<game> and matrix/<game>, made with "
         "make_vector_env or as an OpenSpielAdapter, payoffs [N, n_1, ..., n_N], and MarkovGame. For other environments "
-        "give an evaluator that learns best responses"
+        "set evaluator='learned', which learns best responses"
     )

@@ -3,11 +3,58 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from scipy import stats
 
 Interval = tuple[float, float]
+
+MANY_EPISODES = 500
+"""Results whose mean is taken to be normally distributed by :func:`mean_interval`."""
+
+
+def mean_interval(values: np.ndarray, *, bounds: Interval | None = None, level: float = 0.95) -> Interval:
+    """Interval of a mean by what suits the number of results.
+
+    From :data:`MANY_EPISODES` on, :func:`normal_interval`; of fewer, :func:`empirical_bernstein_interval` if their
+    bounds are known, which holds for any number, and :func:`bootstrap_interval` otherwise, which is a little too narrow
+    if there are very few.
+
+    Args:
+        values: ``[n]``, independent results of episodes.
+        bounds: smallest and largest possible result, ``None`` if unknown.
+        level: probability of covering the true mean, in (0, 1).
+
+    Raises:
+        ValueError: if there are too few values, they are not finite or out of bounds, or the level is out of range.
+    """
+    if len(values) >= MANY_EPISODES:
+        return normal_interval(values, level=level)
+    if bounds is not None:
+        return empirical_bernstein_interval(values, low=bounds[0], high=bounds[1], level=level)
+    return bootstrap_interval(values, level=level)
+
+
+def sum_interval(estimates: Sequence[float], intervals: Sequence[Interval]) -> Interval:
+    """Interval of a sum of independent quantities, from an interval of each (Zou and Donner 2008, "Construction of
+    Confidence Limits about Effect Measures: A General Approach", equation 7): to each side, the distances between
+    estimate and limit add up as standard deviations do ::
+
+        low = sum_i x_i - sqrt(sum_i (x_i - low_i)^2),    high = sum_i x_i + sqrt(sum_i (high_i - x_i)^2)
+
+    Of normal intervals this is the normal interval of the sum, whose variance is the sum of the variances.
+
+    Args:
+        estimates: ``x_i``, one for each quantity.
+        intervals: ``(low_i, high_i)``, all of the same level, which is that of the result.
+    """
+    total = math.fsum(estimates)
+    pairs = list(zip(estimates, intervals, strict=True))
+    return (
+        total - math.hypot(*(x - low for x, (low, _) in pairs)),
+        total + math.hypot(*(high - x for x, (_, high) in pairs)),
+    )
 
 
 def normal_interval(values: np.ndarray, *, level: float = 0.95) -> Interval:

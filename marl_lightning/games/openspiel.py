@@ -21,6 +21,7 @@ from marl_lightning.envs.wrappers import (
     AggregateReward,
     ClipReward,
     NormalizeReward,
+    OpponentPoolEnv,
     RecordEpisodeStatistics,
     TransformReward,
     layers,
@@ -38,7 +39,14 @@ if TYPE_CHECKING:
 _CHUNK = 8192  # histories that a policy is asked about at once
 _HISTORIES_PER_STATE = 10  # a walk ends after this many times as many histories as information states are allowed
 _TOLERANCE = 1e-5  # what the same probabilities, computed in different places of a batch, may differ by
-_SAME_OBSERVATIONS = (RecordEpisodeStatistics, AggregateReward, ClipReward, NormalizeReward, TransformReward)
+_SAME_OBSERVATIONS = (
+    RecordEpisodeStatistics,
+    AggregateReward,
+    ClipReward,
+    NormalizeReward,
+    TransformReward,
+    OpponentPoolEnv,  # who is not alive there still sees
+)
 
 
 class OpenSpielEvaluator:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from marl_lightning.games.intervals import Interval
+
 
 @dataclass(frozen=True, kw_only=True)
 class NashConvResult:
@@ -14,11 +16,13 @@ class NashConvResult:
 
         NashConv(pi) = sum_i gain_i,    gain_i = max_{pi'_i} u_i(pi'_i, pi_{-i}) - u_i(pi)
 
-    It is zero exactly at a Nash equilibrium. Payoffs ``u_i`` are expected returns.
+    It is zero exactly at a Nash equilibrium. Payoffs ``u_i`` are expected returns, unless an evaluator is told
+    otherwise. If only some agents were asked for, there are only these, and the value is the sum over them.
 
     Attributes:
-        value: NashConv, or an estimate of a lower bound of it. Rounding may leave it slightly below zero.
-        gains: by agent, what it gains by its best response.
+        value: NashConv, or an estimate of a lower bound of it: the sum of ``gains``. It may be below zero, slightly by
+            rounding, or by the chance that is in an estimate; see ``clipped``.
+        gains: by agent, what it gains by its best response. An estimate may be negative, see ``value``.
         on_policy: by agent, its payoff if nobody deviates.
         best_response_values: by agent, the payoff of its best response.
         bound: ``"exact"``; or ``"lower"``, if the responses were found by learning and may not be the best.
@@ -28,6 +32,9 @@ class NashConvResult:
         wall_seconds: what it took.
         env_steps: env steps that were made to learn and to estimate; they are no steps of training.
         payoff_range: difference between the largest and the smallest payoff that an agent can get, ``None`` if unknown.
+        gain_intervals: by agent, where its gain may lie; empty if it is exact, as the following ones.
+        on_policy_intervals: by agent, where its payoff may lie if nobody deviates.
+        best_response_intervals: by agent, where the payoff of its response may lie.
     """
 
     value: float
@@ -41,6 +48,9 @@ class NashConvResult:
     wall_seconds: float = 0.0
     env_steps: int = 0
     payoff_range: float | None = None
+    gain_intervals: Mapping[str, Interval] = field(default_factory=dict)
+    on_policy_intervals: Mapping[str, Interval] = field(default_factory=dict)
+    best_response_intervals: Mapping[str, Interval] = field(default_factory=dict)
 
     @classmethod
     def exact(
@@ -69,6 +79,14 @@ class NashConvResult:
         )
 
     @property
+    def clipped(self) -> float:
+        """The sum of the gains that are positive: not to deviate is a choice too, so that no true gain is negative.
+
+        Of estimates this is biased upwards, which ``value`` is not.
+        """
+        return sum(max(0.0, gain) for gain in self.gains.values())
+
+    @property
     def normalised(self) -> float | None:
         """The value divided by the range of payoffs, to compare games; ``None`` if there is no range."""
         return self.value / self.payoff_range if self.payoff_range else None
@@ -77,12 +95,16 @@ class NashConvResult:
         """Returns everything that can be written as JSON: all but the snapshots."""
         return {
             "value": self.value,
+            "clipped": self.clipped,
             "bound": self.bound,
             "interval": list(self.interval),
             "normalised": self.normalised,
             "gains": dict(self.gains),
             "on_policy": dict(self.on_policy),
             "best_response_values": dict(self.best_response_values),
+            "gain_intervals": _as_lists(self.gain_intervals),
+            "on_policy_intervals": _as_lists(self.on_policy_intervals),
+            "best_response_intervals": _as_lists(self.best_response_intervals),
             "payoff_range": self.payoff_range,
             "episodes": self.episodes,
             "env_steps": self.env_steps,
@@ -106,6 +128,10 @@ class NashConvResult:
             return "(exact)"
         low, high = self.interval
         return f"(lower bound, in [{_shown(low)}, {_shown(high)}], {self.episodes} episodes)"
+
+
+def _as_lists(intervals: Mapping[str, Interval]) -> dict[str, list[float]]:
+    return {agent: list(interval) for agent, interval in intervals.items()}
 
 
 def _shown(value: float) -> str:

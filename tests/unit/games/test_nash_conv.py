@@ -76,7 +76,7 @@ def test_an_evaluator_as_object():
 
 def test_bad_arguments():
     env = matrix_env()
-    with pytest.raises(ValueError, match="evaluator must be one of auto, matrix, openspiel, markov or an object"):
+    with pytest.raises(ValueError, match=r"must be one of auto, matrix, openspiel, markov, learned, .* or an object"):
         nash_conv(Uniform(), env, "exact")
     with pytest.raises(TypeError, match="evaluator must be a name or have a method evaluate, got int"):
         nash_conv(Uniform(), env, 3)
