@@ -7,6 +7,7 @@ from marl_lightning.algorithms.ippo import IPPO
 from marl_lightning.algorithms.iql import IQL
 from marl_lightning.algorithms.mappo import MAPPO
 from marl_lightning.algorithms.mfq import MFQ
+from marl_lightning.algorithms.nfsp import NFSP
 from marl_lightning.algorithms.on_policy import OnPolicyActorCriticModule
 from marl_lightning.algorithms.pqn_vdn import PQNVDN
 from marl_lightning.algorithms.pr2_iql import PR2IQL
@@ -28,6 +29,7 @@ __all__ = [
     "IQL",
     "MAPPO",
     "MFQ",
+    "NFSP",
     "OWQMIX",
     "PQNVDN",
     "PR2IQL",

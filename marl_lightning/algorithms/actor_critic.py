@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -129,7 +129,16 @@ class Critic(nn.Module):
 
 
 class ActorPolicy(nn.ModuleDict):
-    """The actors of all groups, acting: implements :class:`~marl_lightning.algorithms.base.StochasticPolicy`."""
+    """The actors of all groups, acting: implements :class:`~marl_lightning.algorithms.base.StochasticPolicy`.
+
+    Attributes:
+        always_greedy: returns which agents of a group take their likeliest actions even if the others draw theirs,
+            ``[A]`` bool; ``None`` if there are no such agents.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always_greedy: Callable[[str], Tensor] | None = None
 
     def initial_state(self, num_envs: int) -> RecurrentState:
         """Returns zeros; see :class:`~marl_lightning.algorithms.base.Policy`."""
@@ -148,9 +157,14 @@ class ActorPolicy(nn.ModuleDict):
         features, next_state = self._features(observations, state, is_first)
         actions, log_probs = {}, {}
         for name, actor in self.items():
-            actions[name], log_probs[name] = actor.head.sample(
-                features[name], observations.action_mask.get(name), deterministic=deterministic, generator=generator
-            )
+            decision = features[name], observations.action_mask.get(name)
+            action, log_prob = actor.head.sample(*decision, deterministic=deterministic, generator=generator)
+            if self.always_greedy is not None and not deterministic:
+                greedy = self.always_greedy(name)
+                likeliest, its_log_prob = actor.head.sample(*decision, deterministic=True, generator=None)
+                action = torch.where(greedy.view(-1, *(1,) * (action.dim() - 2)), likeliest, action)
+                log_prob = torch.where(greedy, its_log_prob, log_prob)
+            actions[name], log_probs[name] = action, log_prob
         return actions, log_probs, next_state
 
     def action_probabilities(
@@ -166,11 +180,14 @@ class ActorPolicy(nn.ModuleDict):
             if not isinstance(actor.head, CategoricalHead):
                 raise TypeError(f"the actions of {name!r} have no table of probabilities: they must be Discrete")
         features, next_state = self._features(observations, state, is_first)
-        masks = observations.action_mask
-        probabilities = {
-            name: actor.head.probabilities(features[name], masks.get(name), deterministic=deterministic)
-            for name, actor in self.items()
-        }
+        probabilities = {}
+        for name, actor in self.items():
+            decision = features[name], observations.action_mask.get(name)
+            probabilities[name] = actor.head.probabilities(*decision, deterministic=deterministic)
+            if self.always_greedy is not None and not deterministic:
+                theirs = actor.head.probabilities(*decision, deterministic=True)
+                greedy = self.always_greedy(name).unsqueeze(-1)
+                probabilities[name] = torch.where(greedy, theirs, probabilities[name])
         return probabilities, next_state
 
     def _features(

@@ -178,6 +178,13 @@ class MARLModule(LightningModule):
         if hasattr(datamodule, "env"):
             load_statistics(datamodule.env, own.get("statistics", {}))
 
+    def local_state_dict(self) -> dict[str, Any]:
+        """Returns what this process alone knows, which ``state_dict`` leaves out: for exact resuming only."""
+        return {}
+
+    def load_local_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores :meth:`local_state_dict`, once the trainer and its data module are there."""
+
     # Learning -------------------------------------------------------------------------------------------------------
 
     def advance(self, env_steps: int) -> None:

@@ -49,6 +49,33 @@ class FrozenAgents(nn.Module):
         """Returns which agents of a group are frozen, ``[A]`` bool."""
         return getattr(self, f"of_{group}")
 
+    def learns_in(self, group: str) -> bool:
+        """Returns whether somebody of a group learns."""
+        return group not in self._whole
+
+    def check_separate(
+        self, *, share_parameters: bool, layer_norm: bool, normalise_value: bool, shared_critic: bool
+    ) -> None:
+        """Raises ``ValueError`` if the weights or statistics of some frozen agents are those of learning ones too.
+
+        Args:
+            share_parameters: the setting of an actor-critic method, as the following ones.
+            layer_norm: its scale and shift are those of all agents.
+            normalise_value: its statistics are those of all agents.
+            shared_critic: whether there is one value for all agents of a group.
+        """
+        changes = {
+            "share_parameters=False": share_parameters,
+            "layer_norm=False": layer_norm,
+            "normalise_value=False": normalise_value,
+            "critic='observation' or 'agent_state'": shared_critic,
+        }
+        if self._partial and any(changes.values()):
+            raise ValueError(
+                f"trainable_agents singles out agents of {', '.join(map(repr, self._partial))}, which have weights or "
+                f"statistics in common: set {', '.join(change for change, due in changes.items() if due)}"
+            )
+
     def stop_learning(self, networks: Mapping[str, nn.Module]) -> None:
         """Takes the networks of groups of which nobody learns out of what is optimised."""
         for name in self._whole:

@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 from marl_lightning.algorithms.actor_critic import Actor, ActorPolicy, Critic, CriticInput, initial_states
 from marl_lightning.algorithms.base import MARLModule, check_finite
+from marl_lightning.algorithms.freezing import FrozenAgents
+from marl_lightning.algorithms.magnet import Magnet, MagnetKind, check_magnet
+from marl_lightning.clock import Schedule
 from marl_lightning.data import schema
 from marl_lightning.data.episodes import episode_metrics
 from marl_lightning.data.rollout import RolloutDataModule
@@ -36,6 +39,12 @@ class OnPolicyActorCriticModule(MARLModule):
     Every group has an actor and a critic; all groups share one optimiser step. Advantages, value targets and losses
     follow :mod:`marl_lightning.losses`; each is a mean over the agents that were alive. An agent that dies has nothing
     to come, unless rewards are shared or made one: then the dead are paid like the others.
+
+    Agents may be frozen: they then act, but their networks stay as they are, bit for bit, and nothing that the others
+    learn depends on what they would learn. In evaluations all agents act greedily.
+
+    A magnet holds the policy close to another one, see :class:`~marl_lightning.algorithms.magnet.Magnet`. Without it,
+    self-play need not come close to an equilibrium.
 
     Args:
         spec: the environment's spec; found in the data module if not given.
@@ -69,7 +78,21 @@ class OnPolicyActorCriticModule(MARLModule):
         death_masking: see :class:`~marl_lightning.algorithms.actor_critic.Critic`.
         squash_actions: bound continuous actions by tanh instead of clipping.
         output_gain: of the initial weights of the actor's last layer.
+        trainable_agents: names of the agents that learn, ``None`` for all. Agents of one group of which only some learn
+            must have nothing in common: that excludes ``share_parameters``, ``layer_norm``, ``normalise_value`` and
+            ``critic="state"``.
+        opponent_mode: how the others act while these learn: ``"stochastic"``, as their policy says, or ``"greedy"``.
+        magnet: which policy holds the others close: ``"none"``, ``"uniform"``, ``"periodic"`` or ``"ema"``.
+        magnet_coefficient: weight of the divergence from it, in units of reward: if advantages are normalised, it is
+            divided by their deviation too. It does not count the entropy bonus, whose weight is not in these units.
+        magnet_coefficient_end: what that weight becomes in the course of time; ``None`` keeps it.
+        magnet_anneal_env_steps: env steps over which it does so, linearly.
+        magnet_refresh_env_steps: interval at which a periodic magnet becomes a copy of the policy.
+        magnet_rate: how far an ``"ema"`` magnet moves towards the policy after every rollout.
         compile: compile the loss with ``torch.compile``; without a C++ compiler there is a warning and no change.
+
+    Raises:
+        ValueError: if two settings exclude each other or one is lacking, or there is no agent of such a name.
     """
 
     learns_from = RolloutDataModule
@@ -107,6 +130,14 @@ class OnPolicyActorCriticModule(MARLModule):
         death_masking: bool = True,
         squash_actions: bool = False,
         output_gain: PositiveFloat = 0.01,
+        trainable_agents: Sequence[str] | None = None,
+        opponent_mode: Literal["stochastic", "greedy"] = "stochastic",
+        magnet: MagnetKind = "none",
+        magnet_coefficient: PositiveFloat | None = None,
+        magnet_coefficient_end: NonNegativeFloat | None = None,
+        magnet_anneal_env_steps: PositiveInt | None = None,
+        magnet_refresh_env_steps: PositiveInt | None = None,
+        magnet_rate: Annotated[float, Field(gt=0, le=1)] | None = None,
         compile: bool = False,
     ):
         if critic == "state" and team_reward is None:
@@ -114,8 +145,23 @@ class OnPolicyActorCriticModule(MARLModule):
                 "critic='state' gives one value for a whole group and needs a team reward: "
                 "set team_reward to 'mean', 'sum' or 'first', or critic to 'agent_state' or 'observation'"
             )
+        if trainable_agents is None and opponent_mode != "stochastic":
+            raise ValueError(
+                f"opponent_mode={opponent_mode!r} is that of agents that do not learn: set trainable_agents, or leave "
+                "it out"
+            )
+        check_magnet(
+            magnet=magnet,
+            coefficient=magnet_coefficient,
+            coefficient_end=magnet_coefficient_end,
+            anneal_env_steps=magnet_anneal_env_steps,
+            refresh_env_steps=magnet_refresh_env_steps,
+            rate=magnet_rate,
+        )
         super().__init__()
         self.save_hyperparameters(ignore=["spec"])
+        self.frozen: FrozenAgents | None = None
+        self.magnet: Magnet | None = None
         if spec is not None:
             self.use_spec(spec)
 
@@ -147,7 +193,38 @@ class OnPolicyActorCriticModule(MARLModule):
             )
             if hp.normalise_value:
                 self.value_norms[name] = ValueNorm(decay=hp.value_norm_decay)
+        if hp.magnet != "none":
+            self.magnet = self._build_magnet()
+        if hp.trainable_agents is not None:
+            self._freeze_others(spec)
         self._group_loss = compiled(self.group_loss) if hp.compile else self.group_loss
+
+    def _build_magnet(self) -> Magnet:
+        hp = self.hparams
+        end = hp.magnet_coefficient if hp.magnet_coefficient_end is None else hp.magnet_coefficient_end
+        return Magnet(
+            actors=self.actors,
+            kind=hp.magnet,
+            coefficient=Schedule(
+                start=hp.magnet_coefficient, end=end, anneal_env_steps=hp.magnet_anneal_env_steps or 0
+            ),
+            refresh_env_steps=hp.magnet_refresh_env_steps,
+            rate=hp.magnet_rate,
+        )
+
+    def _freeze_others(self, spec: EnvSpec) -> None:
+        hp = self.hparams
+        self.frozen = FrozenAgents(spec=spec, trainable=hp.trainable_agents)
+        self.frozen.check_separate(
+            share_parameters=hp.share_parameters,
+            layer_norm=hp.layer_norm,
+            normalise_value=hp.normalise_value,
+            shared_critic=hp.critic == "state",
+        )
+        self.frozen.stop_learning(self.actors)
+        self.frozen.stop_learning(self.critics)
+        if hp.opponent_mode == "greedy":
+            self.actors.always_greedy = self.frozen.of
 
     @property
     def policy(self) -> ActorPolicy:
@@ -158,7 +235,12 @@ class OnPolicyActorCriticModule(MARLModule):
         """Steps of a training sequence; ``None`` without memory, where every step stands alone."""
         return self.hparams.chunk_length if self.hparams.recurrent else None
 
+    def learned_parameters(self) -> list[nn.Parameter]:
+        """Returns what the optimiser steps."""
+        return [p for p in (*self.actors.parameters(), *self.critics.parameters()) if p.requires_grad]
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
+        # All parameters, so that a run can be resumed with others learning: Adam skips those without a gradient.
         parameters = [*self.actors.parameters(), *self.critics.parameters()]
         return torch.optim.Adam(parameters, lr=self.hparams.learning_rate, eps=self.hparams.adam_eps, fused=True)
 
@@ -169,10 +251,10 @@ class OnPolicyActorCriticModule(MARLModule):
         """Adds values ``(group, "value")`` on the scale of the critic's output, and what is true of the successors.
 
         ``("next", group, "value")`` and ``("next", group, "alive")`` are those of the true successor, and only valid
-        where the episode was not terminated.
+        where the episode was not terminated. With a magnet, there is ``(group, "magnet")`` too.
 
         Returns:
-            ``state`` with the critics' recurrent states after the last step.
+            ``state`` with the recurrent states of critics and magnet after the last step.
         """
         rows = {name: critic.num_values for name, critic in self.critics.items()}
         num_envs = rollout.steps.shape[1]
@@ -197,7 +279,7 @@ class OnPolicyActorCriticModule(MARLModule):
                 state[key] = states[-1]
                 chunk_ends = states[self.chunk_length - 1 : -1 : self.chunk_length]
                 rollout.chunk_state[key] = torch.cat((before[key].unsqueeze(0), chunk_ends))
-        return state
+        return state if self.magnet is None else self.magnet.prepare_rollout(rollout, state, self.actors)
 
     def _successor_value(self, group: str, rows: TensorDict, state: Tensor) -> Tensor:
         """Returns values ``[1, N, num_values]`` of decision points ``[N]`` that follow on ``state``."""
@@ -207,19 +289,27 @@ class OnPolicyActorCriticModule(MARLModule):
 
     # Learning -------------------------------------------------------------------------------------------------------
 
+    def on_train_start(self) -> None:
+        if self.frozen is not None:  # those who are frozen now may have learned in the run that this one resumes
+            for networks in (self.actors, self.critics):
+                self.frozen.clear_moments(networks, self.optimizers(use_pl_optimizer=False))
+
     def training_step(self, rollout: Rollout, batch_idx: int) -> None:
+        before = self.env_steps
         self.update(rollout)
         self.advance(rollout.env_steps)
+        if self.magnet is not None:
+            self.magnet.follow(self.actors, before=before, now=self.env_steps)
         metrics = self.flush_metrics(episode_metrics(rollout.episodes))
         check_finite(metrics, env_steps=self.env_steps, steps=rollout.steps)
 
     def update(self, rollout: Rollout) -> None:
         """Makes ``num_epochs`` passes of ``num_minibatches`` updates over a prepared rollout."""
         hp = self.hparams
-        optimizer = self.optimizers()
-        parameters = [*self.actors.parameters(), *self.critics.parameters()]
+        optimizer, parameters = self.optimizers(), self.learned_parameters()
         self._decay_learning_rate(optimizer)
-        batches = {name: self.training_batch(name, rollout) for name in self.actors}
+        learning = [name for name in self.actors if self.frozen is None or self.frozen.learns_in(name)]
+        batches = {name: self.training_batch(name, rollout) for name in learning}
         num_sequences = next(iter(batches.values())).num_sequences
         if hp.num_minibatches > num_sequences:
             raise ValueError(
@@ -233,6 +323,13 @@ class OnPolicyActorCriticModule(MARLModule):
                 norm = self.optimise(loss, optimizer, parameters, max_grad_norm=hp.max_grad_norm)
                 self.record(metrics | {"gradient_norm": norm})
 
+    def clip_gradient(self, parameters: list[nn.Parameter], limit: float) -> Tensor:
+        """See :class:`~marl_lightning.algorithms.base.MARLModule`; frozen agents have no part in it."""
+        if self.frozen is not None:
+            self.frozen.clear_gradients(self.actors)
+            self.frozen.clear_gradients(self.critics)
+        return super().clip_gradient(parameters, limit)
+
     def loss(self, batches: Mapping[str, GroupBatch]) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the sum of the groups' losses and their diagnostics, named after the group if there are several."""
         total, metrics = 0.0, {}
@@ -243,7 +340,7 @@ class OnPolicyActorCriticModule(MARLModule):
         return total, metrics
 
     def group_loss(self, actor: Actor, critic: Critic, batch: GroupBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Policy loss, value loss and entropy bonus of one group on one minibatch."""
+        """Policy loss, value loss, entropy bonus and penalty of the magnet, of one group on one minibatch."""
         hp = self.hparams
         features, _ = actor(batch.actor_inputs, batch.actor_state, batch.is_first)
         log_prob, entropy = actor.head.evaluate(features, batch.action, batch.action_mask)
@@ -252,7 +349,7 @@ class OnPolicyActorCriticModule(MARLModule):
             log_prob=log_prob,
             old_log_prob=batch.log_prob,
             advantage=batch.advantage,
-            weight=batch.alive,
+            weight=batch.weight,
             clip_ratio=hp.clip_ratio,
         )
         value_loss = clipped_value_loss(
@@ -263,9 +360,14 @@ class OnPolicyActorCriticModule(MARLModule):
             clip=hp.value_clip,
             huber_delta=hp.huber_delta,
         )
-        entropy = weighted_mean(entropy, batch.alive)
+        entropy = weighted_mean(entropy, batch.weight)
         loss = policy_loss + hp.value_coefficient * value_loss - hp.entropy_coefficient * entropy
-        return loss, diagnostics | {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        diagnostics |= {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        if batch.magnet is not None:
+            divergence = actor.head.kl_divergence(features, batch.action_mask, batch.magnet)
+            loss = loss + weighted_mean(batch.magnet_coefficient * divergence, batch.weight)
+            diagnostics["magnet_kl"] = weighted_mean(divergence, batch.weight)
+        return loss, diagnostics
 
     def training_batch(self, group: str, rollout: Rollout) -> GroupBatch:
         """Returns one group's training sequences: advantages, value targets, and inputs made once for all epochs."""
@@ -290,13 +392,21 @@ class OnPolicyActorCriticModule(MARLModule):
         )
         target = advantage + real_value
         alive = own[schema.ALIVE].float()
-        value_weight = alive if hp.value_active_masks else torch.ones_like(alive)
+        learns = torch.ones_like(alive) if self.frozen is None else (~self.frozen.of(group)).expand_as(alive).float()
+        weight = alive * learns
+        value_weight = weight if hp.value_active_masks else learns
         self.record(self._named(group, value_fit(target, real_value, value_weight)))
         if norm:
             norm.update(target, value_weight, self.reduce_sum)
             target = norm.normalise(target)
+        scale = 1.0
         if hp.normalise_advantage:
-            advantage = normalise_advantage(advantage, alive, self.reduce_sum)
+            advantage, scale = normalise_advantage(advantage, weight, self.reduce_sum)
+        magnet_coefficient = None
+        if self.magnet is not None:
+            coefficient = torch.as_tensor(self.magnet.coefficient(self.env_steps), device=self.device)
+            self.record({"magnet_coefficient": coefficient})
+            magnet_coefficient = (coefficient / scale).expand_as(weight)
         mask = own.get(schema.ACTION_MASK, None)
         if mask is not None and mask.all():  # the game has no illegal actions: save the masking
             mask = None
@@ -317,8 +427,10 @@ class OnPolicyActorCriticModule(MARLModule):
             value=sequences(value),
             advantage=sequences(advantage),
             target=sequences(target),
-            alive=sequences(alive),
+            weight=sequences(weight),
             value_weight=sequences(value_weight),
+            magnet=sequences(own.get("magnet", None)),
+            magnet_coefficient=sequences(magnet_coefficient),
             is_first=sequences(steps[schema.IS_FIRST]),
             actor_state=chunk_state("actor"),
             critic_state=chunk_state("critic"),
@@ -341,7 +453,8 @@ class GroupBatch:
     """Training sequences of one group: ``[L, N, ...]``, ``N`` sequences of ``L`` steps, and their first states.
 
     ``L`` is the chunk length with memory and 1 without. ``action_mask`` is ``None`` where all actions are legal, the
-    states are ``None`` without memory.
+    states are ``None`` without memory, and ``magnet``, its distribution, and ``magnet_coefficient``, on the scale of
+    ``advantage``, without a magnet. ``weight`` is 1 where an agent acted that learns, 0 elsewhere.
     """
 
     actor_inputs: Tensor
@@ -352,8 +465,10 @@ class GroupBatch:
     value: Tensor
     advantage: Tensor
     target: Tensor
-    alive: Tensor
+    weight: Tensor
     value_weight: Tensor
+    magnet: Tensor | None
+    magnet_coefficient: Tensor | None
     is_first: Tensor
     actor_state: Tensor | None
     critic_state: Tensor | None

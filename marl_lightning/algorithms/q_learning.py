@@ -321,6 +321,9 @@ class QLearningModule(MARLModule):
     is_joint = False
     """Whether there is one value for the team; otherwise every agent learns its own."""
 
+    keep_states: tuple[str, ...] = ()
+    """Names of entries of the policy's recurrent state that :meth:`on_collected` needs as of after every step."""
+
     def build_mixer(self, spec: EnvSpec) -> nn.Module | None:
         """Returns what makes a joint value of the agents' values ``[..., A]`` and the state; ``None`` without one."""
         return None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from marl_lightning.algorithms.base import MARLModule
+from marl_lightning.algorithms.nfsp import NFSP
 from marl_lightning.algorithms.on_policy import OnPolicyActorCriticModule
 from marl_lightning.algorithms.q_learning import QLearningModule
 
@@ -51,7 +52,7 @@ def snapshot(module: MARLModule, optimizer: torch.optim.Optimizer | None = None)
 
 
 def load_snapshot(module: MARLModule, states: Mapping[str, AgentState]) -> None:
-    """Gives all agents the weights of a :func:`snapshot`.
+    """Gives all agents the weights of a :func:`snapshot`; a magnet starts from there.
 
     Args:
         module: its networks have been built.
@@ -76,6 +77,8 @@ def load_snapshot(module: MARLModule, states: Mapping[str, AgentState]) -> None:
         for agent, tensors in expected.items():
             for part, name, tensor, row in tensors:
                 tensor[row] = states[agent][part][name].to(tensor.device)
+    if isinstance(module, OnPolicyActorCriticModule) and module.magnet is not None:
+        module.magnet.restart(module.actors)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, module: MARLModule, states: Mapping[str, AgentState]) -> None:
@@ -139,6 +142,8 @@ def _state(network: nn.Module) -> dict[str, Tensor]:
 def _parts(module: MARLModule) -> dict[str, Mapping[str, nn.Module]]:
     if module.spec is None:
         raise ValueError(f"{type(module).__name__} has no networks yet: give it a spec, or train it first")
+    if isinstance(module, NFSP):
+        raise ValueError("a snapshot would leave out the reservoirs that NFSP learns from: save a checkpoint instead")
     if isinstance(module, QLearningModule) and not module.is_joint:
         return {"online": module.networks, "target": module.target_networks}
     if isinstance(module, OnPolicyActorCriticModule) and not module.hparams.normalise_value:

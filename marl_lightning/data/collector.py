@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -50,6 +50,7 @@ class RolloutCollector:
         device: of the policy and the data.
         keep_final: the episodes whose true last observations are kept: the truncated ones, whose value is
             bootstrapped, or all that ended.
+        keep_states: names of entries of the recurrent state that are kept as of after every step.
 
     Raises:
         ValueError: if chunks do not fill a rollout, or the environment does not reset its instances itself.
@@ -64,10 +65,12 @@ class RolloutCollector:
         seed: int = 0,
         device: torch.device | str = "cpu",
         keep_final: Literal["truncated", "ended"] = "truncated",
+        keep_states: Collection[str] = (),
     ):
         require_autoreset(env, "training")
         self.env = env
         self._keep_final = keep_final
+        self._keep_states = tuple(keep_states)
         self.rollout_length = rollout_length
         self.chunk_length = chunk_length or rollout_length
         if rollout_length % self.chunk_length:
@@ -169,11 +172,14 @@ class RolloutCollector:
         """Makes ``T`` vector steps. The rollout's tensors are overwritten by the next call."""
         state = policy.initial_state(self.env.num_envs) if self.state is None else self.state
         initial_state, chunk_states, final = state, [], []
+        states: dict[str, list[Tensor]] = {key: [] for key in self._keep_states}
         for t, view in enumerate(self._views):
             _copy(self._leaves_before(self._observations, self._is_first), view.before)
             if t % self.chunk_length == 0:
                 chunk_states.append(state)
             actions, log_probs, state = policy.act(view.observations, state, view.is_first, generator=self._generator)
+            for key, kept in states.items():
+                kept.append(state[key])
             step = self.env.step({name: a.to("cpu") for name, a in policy.env_actions(actions).items()})
             _copy(self._leaves_after(actions, log_probs, step), view.after)
             self._is_first = step.terminated | step.truncated
@@ -191,6 +197,7 @@ class RolloutCollector:
             initial_state=initial_state,
             chunk_state={key: torch.stack([s[key] for s in chunk_states]) for key in state},
             episodes=self._finished_episodes(),
+            states={key: torch.stack(kept) for key, kept in states.items()},
             info=self._info,
         )
 

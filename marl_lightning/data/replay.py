@@ -474,9 +474,10 @@ class ReplayDataModule(LightningDataModule):
             self._collector = RolloutCollector(
                 env=self.env,
                 rollout_length=self.rollout_length,
-                seed=self._seed(),
+                seed=self.seed,
                 device=module.device,
                 keep_final="ended",
+                keep_states=module.keep_states,
             )
         return self._collector
 
@@ -497,7 +498,7 @@ class ReplayDataModule(LightningDataModule):
             self._buffer = ReplayBuffer(
                 capacity=self.capacity,
                 windows=windows,
-                seed=self._seed() + 1,
+                seed=self.seed + 1,
                 priorities=priorities,
                 storage=self.storage,
                 directory=self.storage_directory,
@@ -512,7 +513,9 @@ class ReplayDataModule(LightningDataModule):
         remembers = self.sample_kind == "sequences" and self.trainer.lightning_module.is_recurrent
         return min(16, self.sequence_length) if remembers else 0
 
-    def _seed(self) -> int:
+    @property
+    def seed(self) -> int:
+        """The seed of this process: those of different processes are as far apart as they have instances."""
         return self.env.seed + self.trainer.global_rank * self.env.num_envs
 
     # Lightning ------------------------------------------------------------------------------------------------------

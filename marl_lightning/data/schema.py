@@ -59,6 +59,7 @@ class Rollout:
         initial_state: recurrent state before the first step.
         chunk_state: recurrent state before steps ``0, L, 2L, ...``, each entry ``[T / L, E, ...]``.
         episodes: one array an episode statistic, with an entry for each episode that ended in this rollout.
+        states: by name ``[T, E, ...]``, those entries of the recurrent state that were to be kept, after every step.
         info: by name ``[T, E]`` on the CPU, what the environment reported of every step.
     """
 
@@ -68,6 +69,7 @@ class Rollout:
     initial_state: RecurrentState
     chunk_state: RecurrentState
     episodes: dict[str, np.ndarray]
+    states: RecurrentState = field(default_factory=dict)
     info: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
@@ -88,5 +90,6 @@ class Rollout:
             initial_state=move(self.initial_state),
             chunk_state=move(self.chunk_state),
             episodes=self.episodes,
+            states=move(self.states),
             info=self.info,
         )

@@ -15,7 +15,7 @@ def normalise_advantage(
     weight: Tensor,
     reduce_sum: Callable[[Tensor], Tensor] = lambda x: x,
     epsilon: float = 1e-5,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """Shifts and scales advantages to mean 0 and standard deviation 1 over the entries that count.
 
     Args:
@@ -23,9 +23,14 @@ def normalise_advantage(
         weight: same shape, 1 for entries that count, 0 for others.
         reduce_sum: sums over processes, so that the moments are those of all data.
         epsilon: added to the standard deviation.
+
+    Returns:
+        The advantages, and the scalar by which they were divided: what is weighed against them in units of reward has
+        to be divided by it too.
     """
     _, mean, variance = weighted_moments(advantage, weight, reduce_sum)
-    return (advantage - mean) / (variance.sqrt() + epsilon)
+    scale = variance.sqrt() + epsilon
+    return (advantage - mean) / scale, scale
 
 
 def clipped_policy_loss(

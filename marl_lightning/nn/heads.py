@@ -40,6 +40,28 @@ def entropy_of(log_probs: Tensor) -> Tensor:
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
+def kl_divergence(log_probs: Tensor, reference: Tensor) -> Tensor:
+    """Returns ``KL(p || q) = sum_a p(a) (log p(a) - log q(a))``, ``[...]`` in nats, of log-probabilities ``[..., n]``.
+
+    Both must be finite, as :data:`ILLEGAL_LOGIT` makes them: what ``p`` never does then adds 0.
+    """
+    return (log_probs.exp() * (log_probs - reference)).sum(-1)
+
+
+def gaussian_kl_divergence(mean: Tensor, log_std: Tensor, other_mean: Tensor, other_log_std: Tensor) -> Tensor:
+    """Returns ``KL(p || q)``, ``[...]`` in nats, of diagonal Gaussians ``[..., d]``; ``q`` is the other one.
+
+    ::
+
+        KL = sum_d log(s_q / s_p) + (s_p^2 + (m_p - m_q)^2) / (2 s_q^2) - 1/2
+
+    An invertible map of the samples, such as tanh, leaves it as it is.
+    """
+    log_ratio = log_std - other_log_std
+    distance = (mean - other_mean) * (-other_log_std).exp()
+    return (0.5 * ((2 * log_ratio).exp() + distance.square() - 1) - log_ratio).sum(-1)
+
+
 class CategoricalHead(nn.Module):
     """Distribution over ``n`` actions of which some may be illegal.
 
@@ -56,7 +78,13 @@ class CategoricalHead(nn.Module):
 
     def log_probs(self, features: Tensor, mask: Tensor | None) -> Tensor:
         """Returns normalised log-probabilities ``[..., n]``; ``mask`` ``[..., n]`` is True where legal."""
-        logits = self.logits(features).float()
+        return self._normalised(self.logits(features).float(), mask)
+
+    def uniform(self, mask: Tensor) -> Tensor:
+        """Returns what :meth:`log_probs` does if all legal actions are equally likely."""
+        return self._normalised(torch.zeros(mask.shape, device=mask.device), mask)
+
+    def _normalised(self, logits: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None:
             logits = logits.masked_fill(~mask, ILLEGAL_LOGIT)
         return torch.log_softmax(logits, -1)
@@ -78,6 +106,14 @@ class CategoricalHead(nn.Module):
         """Returns the log-probability of ``action`` and the entropy, each ``[...]``."""
         log_probs = self.log_probs(features, mask)
         return log_prob_of(action, log_probs), entropy_of(log_probs)
+
+    def distribution(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        """Returns all there is to know of the distribution, here :meth:`log_probs`, for :meth:`kl_divergence`."""
+        return self.log_probs(features, mask)
+
+    def kl_divergence(self, features: Tensor, mask: Tensor | None, reference: Tensor) -> Tensor:
+        """Returns ``KL(pi || rho)`` ``[...]``, where ``reference`` is a :meth:`distribution` with the same mask."""
+        return kl_divergence(self.log_probs(features, mask), reference)
 
     def env_action(self, action: Tensor) -> Tensor:
         """Actions are indices already."""
@@ -116,7 +152,13 @@ class MultiCategoricalHead(nn.Module):
 
         ``mask`` ``[..., n]`` is True where legal and leaves every part a legal choice.
         """
-        logits = self.logits(features).float()
+        return self._normalised(self.logits(features).float(), mask)
+
+    def uniform(self, mask: Tensor) -> Tensor:
+        """Returns what :meth:`log_probs` does if all legal choices of a part are equally likely."""
+        return self._normalised(torch.zeros(mask.shape, device=mask.device), mask)
+
+    def _normalised(self, logits: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None:
             logits = logits.masked_fill(~mask, ILLEGAL_LOGIT)
         if self.slots is not None:
@@ -136,6 +178,14 @@ class MultiCategoricalHead(nn.Module):
         """Returns the log-probability of ``action`` ``[..., P]`` and the entropy, each ``[...]``."""
         log_probs = self.log_probs(features, mask)
         return log_prob_of(action, log_probs).sum(-1), entropy_of(log_probs).sum(-1)
+
+    def distribution(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        """Returns all there is to know of the distribution, here :meth:`log_probs`, for :meth:`kl_divergence`."""
+        return self.log_probs(features, mask)
+
+    def kl_divergence(self, features: Tensor, mask: Tensor | None, reference: Tensor) -> Tensor:
+        """Returns ``KL(pi || rho)`` ``[...]``, where ``reference`` is a :meth:`distribution` with the same mask."""
+        return kl_divergence(self.log_probs(features, mask), reference).sum(-1)
 
     def env_action(self, action: Tensor) -> Tensor:
         """Actions are indices already."""
@@ -206,6 +256,15 @@ class GaussianHead(nn.Module):
         if self.squash:
             entropy = entropy + _log_tanh_slope(mean + self.log_std.exp() * torch.randn_like(mean))
         return self.log_prob(mean, action), entropy.sum(-1)
+
+    def distribution(self, features: Tensor, mask: None) -> Tensor:
+        """Returns all there is to know of the distribution: means and log standard deviations ``[..., 2 d]``."""
+        mean = self.mean(features).float()
+        return torch.cat((mean, self.log_std.expand_as(mean)), -1)
+
+    def kl_divergence(self, features: Tensor, mask: None, reference: Tensor) -> Tensor:
+        """Returns ``KL(pi || rho)`` ``[...]``, where ``reference`` is a :meth:`distribution`."""
+        return gaussian_kl_divergence(self.mean(features).float(), self.log_std, *reference.chunk(2, -1))
 
     def env_action(self, action: Tensor) -> Tensor:
         """Maps samples to the box of the game."""

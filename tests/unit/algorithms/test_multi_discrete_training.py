@@ -49,10 +49,10 @@ def test_rollouts_hold_parts_and_first_ratios_are_one(algorithm, options, dials)
     features, _ = actor(batch.actor_inputs, batch.actor_state, batch.is_first)
     log_prob, entropy = actor.head.evaluate(features, batch.action, batch.action_mask)
     torch.testing.assert_close(log_prob, batch.log_prob, rtol=0, atol=2e-6)
-    assert entropy.shape == batch.alive.shape
+    assert entropy.shape == batch.weight.shape
     loss, metrics = module.group_loss(actor, module.critics["thief"], batch)
     assert loss.isfinite()
-    expected = (entropy * batch.alive).sum() / batch.alive.sum()
+    expected = (entropy * batch.weight).sum() / batch.weight.sum()
     assert metrics["entropy"].item() == pytest.approx(expected.item(), rel=1e-5)
 
 

@@ -38,9 +38,9 @@ class CountingPolicy:
         return actions
 
 
-def make(rollout_length=8, num_envs=2, seed=0, chunk_length=4):
+def make(rollout_length=8, num_envs=2, seed=0, chunk_length=4, **options):
     env = SyncVectorEnv(factory=lambda: CounterGame(length=LENGTH), num_envs=num_envs, seed=seed)
-    return RolloutCollector(env=env, rollout_length=rollout_length, chunk_length=chunk_length, seed=seed)
+    return RolloutCollector(env=env, rollout_length=rollout_length, chunk_length=chunk_length, seed=seed, **options)
 
 
 def test_steps_hold_what_happened():
@@ -84,6 +84,17 @@ def test_recurrent_state_is_carried_and_kept_at_chunk_starts():
     second = collector.collect(policy)
     assert second.initial_state["memory"][0].item() == 2  # two steps into episode 2
     assert second.steps["is_first"][:2, 0].tolist() == [False, True]
+
+
+def test_entries_of_the_recurrent_state_are_kept_as_of_after_every_step_if_asked_for():
+    collector, policy = make(rollout_length=4, keep_states=("memory",)), CountingPolicy()
+    assert [collector.collect(policy).states["memory"][:, 0, 0].tolist() for _ in range(2)] == [
+        [1, 2, 3, 1],
+        [2, 3, 1, 2],
+    ]
+    assert make().collect(policy).states == {}
+    moved = collector.collect(policy).to("cpu")
+    assert moved.states["memory"].shape == (4, 2, 1)
 
 
 def test_episodes_that_span_rollouts_are_counted_once():

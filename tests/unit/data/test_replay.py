@@ -12,7 +12,7 @@ import pytest
 import torch
 from scripted import CounterGame
 
-from marl_lightning.algorithms import IQL, MAPPO, QMIX, VDN
+from marl_lightning.algorithms import IQL, MAPPO, NFSP, QMIX, VDN
 from marl_lightning.callbacks import EnvStepCheckpoint, EpsilonSchedule, EvaluationCallback, StopAtEnvSteps
 from marl_lightning.data import memory
 from marl_lightning.data.collector import RolloutCollector
@@ -376,6 +376,7 @@ KINDS = [
     pytest.param(IQL, {}, {}, id="transitions"),
     pytest.param(VDN, {"recurrent": True}, {"sequence_length": 4, "burn_in": 3, "prioritised": True}, id="sequences"),
     pytest.param(QMIX, {"recurrent": True}, {"sample": "episodes"}, id="episodes"),
+    pytest.param(NFSP, {"average_batch_size": 32, "reservoir_capacity": 40}, {}, id="reservoirs"),
 ]
 REPLAY = {
     "capacity": 300,
@@ -401,10 +402,11 @@ def fingerprint(trainer):
     module = trainer.lightning_module
     optimizer = trainer.optimizers[0].state_dict()["state"]
     local = trainer.datamodule.local_state_dict()
-    replay = local["replay"]
+    replay, own = local["replay"], module.local_state_dict().values()
     tensors = [*module.state_dict().values(), *(value for entry in optimizer.values() for value in entry.values())]
     tensors += [torch.get_rng_state(), local["collector"]["generator"], *local["collector"]["env"]["fields"].values()]
     tensors += [*(local["collector"]["recurrent"] or {}).values(), replay["generator"], *replay["records"].values()]
+    tensors += [tensor for saved in own for tensor in (saved["seen"], saved["generator"], *saved["items"].values())]
     counters = [local["env_steps"], local["updates"], module.env_steps, module.updates]
     for value in [*replay["index"].values(), *(replay["priorities"] or {}).values()]:
         (tensors if isinstance(value, torch.Tensor) else counters).append(value)

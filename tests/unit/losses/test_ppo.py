@@ -125,15 +125,22 @@ def test_clipped_value_loss_has_no_gradient_beyond_the_clip():
 def test_normalised_advantage_of_living_agents_has_mean_0_and_deviation_1():
     advantage = torch.randn(200, 3) * 7 + 3
     alive = (torch.rand(200, 3) < 0.6).float()
-    result = normalise_advantage(advantage, alive)
+    result, _ = normalise_advantage(advantage, alive)
     living = result[alive.bool()]
     assert living.mean().item() == pytest.approx(0, abs=1e-5)
     assert living.std(correction=0).item() == pytest.approx(1, abs=1e-4)
 
 
+def test_the_scale_of_advantages_by_hand():
+    """Of 1, 3 and 8 the last does not count: mean 2, deviation 1."""
+    result, scale = normalise_advantage(torch.tensor([1.0, 3.0, 8.0]), torch.tensor([1.0, 1.0, 0.0]), epsilon=0.5)
+    assert result.tolist() == pytest.approx([-1 / 1.5, 1 / 1.5, 6 / 1.5])
+    assert scale.item() == pytest.approx(1.5)
+
+
 def test_small_deviations_around_a_large_mean_are_kept():
     advantage = 1000 + 0.1 * torch.randn(10_000)
-    result = normalise_advantage(advantage, torch.ones_like(advantage))
+    result, _ = normalise_advantage(advantage, torch.ones_like(advantage))
     assert result.std(correction=0).item() == pytest.approx(1, abs=1e-2)
 
 
