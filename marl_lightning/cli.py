@@ -13,10 +13,10 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from marl_lightning.runtime import bound_spinning, versions
 
@@ -28,9 +28,18 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import Field
 
+from marl_lightning.algorithms import MARLModule
+from marl_lightning.callbacks.nash_conv import PolicyName, choose_policy
 from marl_lightning.configuration import ConfigurationError, config_dir, folder_problems, validate
+from marl_lightning.envs import make_vector_env
 from marl_lightning.evaluation import evaluate_checkpoint, load_checkpoint
+from marl_lightning.games.cross_play import cross_play, load_players
+from marl_lightning.games.evaluate import Evaluator, EvaluatorName, nash_conv
+from marl_lightning.games.learned import LearnedEvaluator
+from marl_lightning.games.profiles import Mode
+from marl_lightning.plotting import plot_gains, plot_heat_map
 from marl_lightning.training import train
 from marl_lightning.validation import NonNegativeInt, PositiveInt, find_problems, nearest
 
@@ -50,6 +59,16 @@ def train_command() -> None:
 def evaluate_command() -> None:
     """Runs ``scripts/evaluate.py``."""
     _run("evaluate", _evaluate)
+
+
+def cross_play_command() -> None:
+    """Runs ``scripts/cross_play.py``."""
+    _run("cross_play", _cross_play)
+
+
+def nash_conv_command() -> None:
+    """Runs ``scripts/nash_conv.py``."""
+    _run("nash_conv", _nash_conv)
 
 
 def normalise(arguments: Sequence[str]) -> list[str]:
@@ -175,8 +194,8 @@ def _device_problems(device: str) -> list[str]:
 
 
 def _given(cfg: DictConfig) -> dict[str, Any]:
-    """Returns the settings that have a value; ``checkpoint`` has none by default."""
-    return {key: cfg[key] for key in cfg if not OmegaConf.is_missing(cfg, key)}
+    """Returns the settings that have a value, lists as lists; ``checkpoint`` has none by default."""
+    return {key: value for key, value in OmegaConf.to_container(cfg).items() if not OmegaConf.is_missing(cfg, key)}
 
 
 def _evaluate(cfg: DictConfig) -> None:
@@ -204,9 +223,12 @@ def _evaluate(cfg: DictConfig) -> None:
 
 
 def _result_folder(settings: EvaluationSettings) -> Path:
-    if settings.output is not None:
-        return Path(settings.output)
-    folder = Path(settings.checkpoint).parent
+    return _run_folder(settings.checkpoint) if settings.output is None else Path(settings.output)
+
+
+def _run_folder(checkpoint: str) -> Path:
+    """Returns the folder of the run that wrote a checkpoint."""
+    folder = Path(checkpoint).parent
     return folder.parent if folder.name == "checkpoints" else folder
 
 
@@ -244,6 +266,10 @@ def _unknown_settings(config_name: str, folder: Path) -> list[str]:
             cfg = _compose_forced(config_name, overrides)
         if config_name == "train":
             validate(_without_hydra(cfg, output_dir="."))
+        elif config_name == "cross_play":
+            check_cross_play(cfg)
+        elif config_name == "nash_conv":
+            check_nash_conv(cfg)
         else:
             check_evaluation(cfg)
     except ConfigurationError as error:
@@ -278,3 +304,207 @@ def _one_line(error: BaseException) -> str:
     parts = [error.override] if isinstance(error, OverrideParseException) else []
     parts += [error] if error.__cause__ is None else [error, error.__cause__]
     return ": ".join(" ".join(str(part).split()) for part in parts)
+
+
+# Cross-play -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class CrossPlaySettings:
+    """The root of ``configs/cross_play.yaml``.
+
+    Args:
+        checkpoints: ``.ckpt`` files of trainings in the same environment, at least two.
+        episodes: see :func:`~marl_lightning.games.cross_play.cross_play`, as the following.
+        num_envs: instances that are stepped together.
+        deterministic: take the mode of the policies' distributions instead of samples.
+        symmetric: mean over both sides of a game of two.
+        seed: of the environment and of the policies' samples.
+        device: where the policies act.
+        output_dir: folder for the results.
+    """
+
+    checkpoints: Sequence[str]
+    episodes: Annotated[int, Field(ge=2)] = 200
+    num_envs: PositiveInt = 32
+    deterministic: bool = False
+    symmetric: bool = False
+    seed: NonNegativeInt = 0
+    device: str = "cpu"
+    output_dir: str = "cross_play"
+
+
+def check_cross_play(cfg: DictConfig) -> None:
+    """Checks the settings of cross-play, before anything is written.
+
+    Raises:
+        ConfigurationError: listing all problems.
+    """
+    given = _given(cfg)
+    problems = find_problems(CrossPlaySettings, given)
+    if not problems:
+        settings = CrossPlaySettings(**given)
+        problems = folder_problems(settings.output_dir) + _device_problems(settings.device)
+        try:
+            load_players(settings.checkpoints)
+        except (OSError, ValueError, ImportError) as error:
+            problems.append(f"checkpoints: {error}")
+    if problems:
+        raise ConfigurationError(problems)
+
+
+def _cross_play(cfg: DictConfig) -> None:
+    check_cross_play(cfg)
+    settings = CrossPlaySettings(**_given(cfg))
+    players, recipe = load_players(settings.checkpoints, device=settings.device)
+    num_envs = min(settings.num_envs, settings.episodes)
+    with make_vector_env(recipe["name"], num_envs=num_envs, seed=settings.seed, **recipe["kwargs"]) as env:
+        result = cross_play(
+            players,
+            env,
+            episodes=settings.episodes,
+            seed=settings.seed,
+            deterministic=settings.deterministic,
+            symmetric=settings.symmetric,
+        )
+    folder = Path(settings.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    result.write_csv(folder / "cross_play.csv")
+    report = {**asdict(settings), "env": recipe, **result.as_dict(), "versions": versions()}
+    (folder / "cross_play.json").write_text(json.dumps(report, indent=2) + "\n")
+    print(f"mean return of the row, who plays {' or '.join(result.seats)}, in {recipe['name']}")
+    print(result.table())
+    try:
+        plot_heat_map(result.returns.tolist(), result.names, folder / "cross_play.png", title=recipe["name"])
+    except ImportError as error:
+        print(f"there is no picture: {error}")
+    print(f"results in {folder}", flush=True)
+
+
+# NashConv -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class NashConvSettings:
+    """The root of ``configs/nash_conv.yaml``.
+
+    Args:
+        checkpoint: a ``.ckpt`` file of a training.
+        evaluator: see :func:`~marl_lightning.games.nash_conv`, as the following.
+        mode: evaluate the policy as it mixes (``"stochastic"``), or as it acts if it always takes the action that it
+            prefers (``"greedy"``), which is no equilibrium of a game that has none in pure strategies.
+        policy: see :class:`~marl_lightning.callbacks.NashConvCallback`.
+        agents: whose responses are learned; ``None`` are all.
+        seed: of the search for responses.
+        device: where the policy acts.
+        output_dir: folder for the results, ``None`` is the run folder of the checkpoint.
+        learned: settings of :class:`~marl_lightning.games.learned.LearnedEvaluator`; those of ``None`` are left out.
+    """
+
+    checkpoint: str
+    evaluator: EvaluatorName = "auto"
+    mode: Mode = "stochastic"
+    policy: PolicyName = "current"
+    agents: list[str] | None = None
+    seed: NonNegativeInt = 0
+    device: str = "cpu"
+    output_dir: str | None = None
+    learned: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        """Where the results are written."""
+        return _run_folder(self.checkpoint) if self.output_dir is None else Path(self.output_dir)
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether responses are learned."""
+        return self.evaluator.partition(":")[0] == "learned"
+
+    @property
+    def search(self) -> dict[str, Any]:
+        """Settings of the search that were given."""
+        given = {name: value for name, value in self.learned.items() if value is not None}
+        return given if self.agents is None else given | {"agents": self.agents}
+
+
+def check_nash_conv(cfg: DictConfig) -> None:
+    """Checks the settings of NashConv, before anything is written.
+
+    Raises:
+        ConfigurationError: listing all problems.
+    """
+    given = _given(cfg)
+    problems = find_problems(NashConvSettings, given)
+    if not problems:
+        settings = NashConvSettings(**given)
+        problems = _search_problems(settings) + folder_problems(settings.folder) + _device_problems(settings.device)
+        try:
+            module, _ = load_checkpoint(settings.checkpoint)
+            problems += _policy_problems(module, settings)
+        except (OSError, ValueError, ImportError) as error:
+            problems.append(f"checkpoint: {error}")
+    if problems:
+        raise ConfigurationError(problems)
+
+
+def _search_problems(settings: NashConvSettings) -> list[str]:
+    if not settings.is_learned:
+        names = [name if name == "agents" else f"learned.{name}" for name in settings.search]
+        return [f"{name}: has a meaning only with evaluator=learned" for name in names]
+    problems = find_problems(LearnedEvaluator, settings.search, prefix="learned", filled_in=_FROM_OTHER_SETTINGS)
+    if not problems:
+        try:
+            _evaluator(settings)
+        except ValueError as error:  # arguments that do not go together
+            problems = [f"learned: {error}"]
+    return problems
+
+
+_FROM_OTHER_SETTINGS = ("preset", "seed", "progress")
+
+
+def _policy_problems(module: MARLModule, settings: NashConvSettings) -> list[str]:
+    try:
+        policy = choose_policy(module, settings.policy)
+    except ValueError as error:
+        return [f"policy: {error}"]
+    if settings.mode == "stochastic" and hasattr(policy, "schedule"):
+        other = " or policy=average" if hasattr(module, "average_policy") else ""
+        return [
+            f"mode: the checkpoint does not say how much {type(module).__name__} explored, set mode=greedy{other}",
+        ]
+    return []
+
+
+def _evaluator(settings: NashConvSettings) -> EvaluatorName | Evaluator:
+    """Returns what is to evaluate."""
+    if not settings.is_learned:
+        return settings.evaluator
+    preset = settings.evaluator.partition(":")[2]
+    arguments = settings.search | ({"preset": preset} if preset else {})
+    return LearnedEvaluator(**arguments, seed=settings.seed, progress=True)
+
+
+def _nash_conv(cfg: DictConfig) -> None:
+    check_nash_conv(cfg)
+    settings = NashConvSettings(**_given(cfg))
+    _, recipe = load_checkpoint(settings.checkpoint)
+    with make_vector_env(recipe["name"], num_envs=1, seed=settings.seed, **recipe["kwargs"]) as env:
+        module, _ = load_checkpoint(settings.checkpoint, env=env, device=settings.device)
+        policy = choose_policy(module, settings.policy)
+        try:
+            result = nash_conv(policy, env, _evaluator(settings), mode=settings.mode)
+        except (ValueError, TypeError) as error:  # the game or the policy allows no such evaluation
+            raise ConfigurationError([f"evaluator={settings.evaluator}: {error}"]) from error
+    folder = settings.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    report = {**asdict(settings), "env": recipe, **result.as_dict(), "versions": versions()}
+    (folder / "nash_conv.json").write_text(json.dumps(report, indent=2) + "\n")
+    print(f"{recipe['name']}, {settings.policy} policy, {settings.mode}")
+    print(result.table())
+    try:
+        plot_gains(result, folder / "nash_conv.png", title=recipe["name"])
+    except ImportError as error:
+        print(f"there is no picture: {error}")
+    print(f"results in {folder}", flush=True)

@@ -117,7 +117,7 @@ def validate(cfg: DictConfig) -> None:
             # Leaves out settings of the root that a group repeats by interpolation.
             problems = [*problems, *(p for p in check(plain) if not any(p.endswith(f".{root}") for root in roots))]
     if not problems:
-        problems = _check_resume(plain)
+        problems = [*_check_resume(plain), *_check_callbacks(plain)]
     if problems:
         raise ConfigurationError(problems)
 
@@ -364,6 +364,18 @@ def _check_resume(cfg: Mapping[str, Any]) -> list[str]:
     if _shapes(saved) != _shapes(module):
         return [f"{problem} with networks of other shapes, see the config.yaml beside it for its settings"]
     return []
+
+
+def _check_callbacks(cfg: Mapping[str, Any]) -> Iterator[str]:
+    """Whether callbacks that can tell fit the environment and the algorithm. Needs all else to be right."""
+    for name, node in (cfg.get("callbacks") or {}).items():
+        if node is None or not hasattr(_split(node)[0], "check"):
+            continue
+        with build_env({**cfg["env"], "num_envs": 1}, seed=0) as env:
+            try:
+                build(node).check(build(cfg["algorithm"], spec=env.spec), env)
+            except (ValueError, TypeError) as error:
+                yield f"callbacks.{name}: {error}"
 
 
 def _shapes(module: torch.nn.Module) -> dict[str, torch.Size]:

@@ -7,6 +7,12 @@ import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from marl_lightning.games import NashConvResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +74,7 @@ def plot(curves: Sequence[Curve], metric: str, path: str | Path, *, title: str =
     Raises:
         ImportError: if matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError('pictures need matplotlib: pip install "marl-lightning[plot]"') from error
-    figure = Figure(figsize=(6, 3.6), layout="constrained")
+    figure = _figure(width=6, height=3.6)
     axes = figure.subplots()
     for curve in curves:
         axes.plot(curve.env_steps, curve.values, label=curve.name)
@@ -82,6 +84,78 @@ def plot(curves: Sequence[Curve], metric: str, path: str | Path, *, title: str =
     path = Path(path)
     figure.savefig(path, dpi=120)
     return path
+
+
+def plot_heat_map(
+    values: Sequence[Sequence[float]], names: Sequence[str], path: str | Path, *, title: str = ""
+) -> Path:
+    """Draws a square matrix, each number in its cell, into a PNG and returns its path.
+
+    Args:
+        values: ``[n, n]``.
+        names: ``[n]``, of rows and columns alike.
+        path: of the picture.
+        title: above it.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+    """
+    figure = _figure(width=2.5 + 0.9 * len(names), height=2.0 + 0.7 * len(names))
+    axes = figure.subplots()
+    largest = max((abs(value) for row in values for value in row), default=0.0) or 1.0
+    image = axes.imshow(values, cmap="RdBu", vmin=-largest, vmax=largest)
+    for i, row in enumerate(values):
+        for j, value in enumerate(row):
+            shade = "white" if abs(value) > 0.6 * largest else "black"
+            axes.text(j, i, f"{value:.3g}", ha="center", va="center", color=shade)
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+    axes.set_yticks(range(len(names)), names)
+    axes.set(title=title)
+    figure.colorbar(image)
+    path = Path(path)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def plot_gains(result: NashConvResult, path: str | Path, *, title: str = "") -> Path:
+    """Draws what each agent could gain by deviating as a bar, with its interval if it is an estimate, into a PNG.
+
+    Args:
+        result: of :func:`marl_lightning.games.nash_conv`.
+        path: of the picture.
+        title: above it; NashConv follows.
+
+    Returns:
+        The path.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+    """
+    agents = list(result.gains)
+    figure = _figure(width=2.0 + 0.9 * max(4, len(agents)), height=3.6)
+    axes = figure.subplots()
+    axes.bar(range(len(agents)), list(result.gains.values()))
+    for place, agent in enumerate(agents):
+        if agent in result.gain_intervals:
+            axes.plot([place, place], result.gain_intervals[agent], color="black", marker="_")
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(agents)), agents, rotation=45, ha="right")
+    sign = "=" if result.bound == "exact" else "\u2265"
+    axes.set(ylabel="gain by the best response found", title=f"{title} NashConv {sign} {result.value:.4g}".strip())
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    path = Path(path)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _figure(*, width: float, height: float) -> Figure:
+    """Returns an empty picture of a size in inches."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError('pictures need matplotlib: pip install "marl-lightning[plot]"') from error
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def plot_command(arguments: Sequence[str] | None = None) -> None:

@@ -54,7 +54,7 @@ def quiet_lightning() -> None:
     """Hides messages of Lightning and TorchRL that advertise other products or do not apply to our trainings."""
     logging.getLogger("torchrl").setLevel(logging.WARNING)  # tells of every storage that is made
     rank_zero = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    rank_zero.addFilter(_is_no_advertisement)
+    rank_zero.addFilter(_is_worth_saying)
     # Files of an earlier run in the same folder are renamed before the logger could delete them.
     warnings.filterwarnings("ignore", message=".*Experiment logs directory .* exists and is not empty")
     # Calls inside Lightning that newer versions of torch are going to remove.
@@ -62,8 +62,10 @@ def quiet_lightning() -> None:
     warnings.filterwarnings("ignore", message=".*torch.distributed.nn.functional.all_gather is deprecated")
 
 
-def _is_no_advertisement(record: logging.LogRecord) -> bool:
-    return "💡" not in record.getMessage()
+def _is_worth_saying(record: logging.LogRecord) -> bool:
+    """Returns False for advertisements, and for what is repeated before each of many short trainings."""
+    message = record.getMessage()
+    return "💡" not in message and not message.startswith(("GPU available: ", "TPU available: "))
 
 
 def versions() -> dict[str, str]:

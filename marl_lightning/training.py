@@ -89,7 +89,7 @@ def train(cfg: DictConfig) -> TrainingResult:
     output_dir = Path(cfg.paths.output_dir)
     if trainer.is_global_zero:
         _open_run_folder(output_dir, cfg)
-        print(_plan(cfg, module, datamodule, trainer.world_size), flush=True)
+        print(_plan(cfg, module, datamodule, trainer), flush=True)
 
     start = time.perf_counter()
     exit_code = _fit(trainer, module, datamodule, ckpt_path=cfg.ckpt_path)
@@ -188,8 +188,8 @@ def _open_run_folder(folder: Path, cfg: DictConfig) -> None:
     OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
 
 
-def _plan(cfg: DictConfig, module: MARLModule, datamodule: LightningDataModule, world_size: int) -> str:
-    spec = datamodule.spec
+def _plan(cfg: DictConfig, module: MARLModule, datamodule: LightningDataModule, trainer: Trainer) -> str:
+    spec, world_size = datamodule.spec, trainer.world_size
     parameters = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     env_steps = cfg.env.num_envs * cfg.data.rollout_length * world_size
     if isinstance(datamodule, ReplayDataModule):
@@ -202,7 +202,8 @@ def _plan(cfg: DictConfig, module: MARLModule, datamodule: LightningDataModule, 
     return "\n".join(
         [
             f"environment   {spec.name} ({facts})",
-            f"algorithm     {type(module).__name__}, {parameters:,} parameters, {spec.num_agents} agents",
+            f"algorithm     {type(module).__name__}, {parameters:,} parameters, {spec.num_agents} agents, "
+            f"on {trainer.strategy.root_device.type}",
             f"rollout       {cfg.env.num_envs} envs x {cfg.data.rollout_length} steps{processes}"
             f" = {env_steps:,} env steps, {updates}",
             f"total         {cfg.total_env_steps:,} env steps, seed {cfg.seed}, run folder {cfg.paths.output_dir}",
@@ -234,7 +235,7 @@ def _summary(
         "updates": module.updates,
         "wall_seconds": wall_seconds,
         **dict.fromkeys(_FINAL_EVALUATION),
-        **{key: value for key, value in metrics.items() if key.startswith("eval/")},
+        **{key: value for key, value in metrics.items() if key.startswith(("eval/", "nashconv/"))},
         "interrupted": interrupted,
         "versions": versions(),
         "git_revision": git_revision(),

@@ -12,7 +12,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from marl_lightning.cli import evaluate_command, train_command
+from marl_lightning.cli import cross_play_command, evaluate_command, nash_conv_command, train_command
 from marl_lightning.configuration import config_dir
 
 SMALL = (
@@ -69,8 +69,13 @@ def compose(tmp_path: Path) -> Callable[..., DictConfig]:
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """Returns a function that runs ``scripts/train.py`` or ``scripts/evaluate.py`` with arguments, in this process."""
-    commands = {"train": train_command, "evaluate": evaluate_command}
+    """Returns a function that runs a file of ``scripts/`` with arguments, in this process."""
+    commands = {
+        "train": train_command,
+        "evaluate": evaluate_command,
+        "cross_play": cross_play_command,
+        "nash_conv": nash_conv_command,
+    }
 
     def command(script: str, *arguments: str) -> Outcome:
         for variable in ("HYDRA_FULL_ERROR", "MARL_LIGHTNING_START"):

@@ -96,6 +96,11 @@ class EnvStepCheckpoint(Checkpoint):
         path = self._folder / f"{_BEST}.ckpt"
         return str(path) if path.exists() else ""
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether this process has received a signal, so that training ends after the rollout that is going on."""
+        return bool(self._trap.received)
+
     # Lightning ------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: MARLModule, stage: str) -> None:

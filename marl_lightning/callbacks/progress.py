@@ -20,6 +20,7 @@ _SHOWN = {
     "train/win_rate": ("win rate", ".0%"),
     "eval/return_mean": ("eval return", ".2f"),
     "eval/win_rate": ("eval win rate", ".0%"),
+    "nashconv/value": ("NashConv", ".3g"),
 }
 
 

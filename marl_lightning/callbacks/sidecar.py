@@ -49,6 +49,7 @@ def write_sidecar(folder: Path, trainer: Trainer, pl_module: MARLModule) -> None
     state = {
         "env_steps": pl_module.env_steps,
         "local": trainer.datamodule.local_state_dict(),
+        "module": pl_module.local_state_dict(),
         "rng": rng_state(trainer.strategy.root_device),
     }
     torch.save(state, _file(folder, trainer.global_rank))
@@ -80,6 +81,7 @@ def restore_sidecar(folder: Path, trainer: Trainer, pl_module: MARLModule) -> No
         )
     try:
         trainer.datamodule.load_local_state_dict(state["local"])
+        pl_module.load_local_state_dict(state.get("module", {}))
     except (ValueError, RuntimeError, KeyError) as error:
         raise ResumeError(
             f"{folder} does not fit the environments of this training ({error}): resume with the same settings, or "

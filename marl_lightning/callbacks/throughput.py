@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import Callback
 
 from marl_lightning.algorithms.base import MARLModule, log_metrics
 from marl_lightning.callbacks.evaluation import EvaluationCallback
+from marl_lightning.callbacks.nash_conv import NashConvCallback
 from marl_lightning.callbacks.video import VideoCallback
 
 
@@ -44,7 +45,7 @@ class ThroughputMonitor(Callback):
     =================================  =================================================================================
     ``collect_seconds``                acting: policy and environment
     ``update_seconds``                 learning: ``training_step``
-    ``evaluate_seconds``               evaluations and videos
+    ``evaluate_seconds``               evaluations, NashConv and videos
     ``other_seconds``                  the rest: checkpoints, loggers, Lightning
     ``env_steps_per_second``           over the last 20 rollouts
     ``env_steps_per_second_total``     since training was started or resumed
@@ -107,7 +108,8 @@ class ThroughputMonitor(Callback):
         return _breakdown(self._start, self._end or self._read(self._trainer.lightning_module))
 
     def _read(self, pl_module: MARLModule) -> dict[str, float]:
-        evaluations = [c for c in self._trainer.callbacks if isinstance(c, EvaluationCallback | VideoCallback)]
+        kinds = EvaluationCallback | NashConvCallback | VideoCallback
+        evaluations = [callback for callback in self._trainer.callbacks if isinstance(callback, kinds)]
         return {
             "total_seconds": time.perf_counter(),
             "collect_seconds": self._trainer.datamodule.collect_seconds,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 
+from marl_lightning import train
 from marl_lightning.envs.__main__ import lines
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -40,11 +42,38 @@ def test_listing_commands_list(arguments):
 
 @pytest.mark.parametrize("arguments", commands("python scripts/train.py"))
 def test_training_commands_train(arguments, command, small, tmp_path):
-    outcome = command("train", *shlex.split(arguments), *small)
+    for_all = [setting for setting in small if "num_epochs" not in setting]
+    outcome = command("train", *shlex.split(arguments), *for_all)
     assert outcome.code == 0, outcome.err
 
 
+@pytest.fixture
+def checkpoint(compose, small, tmp_path) -> Path:
+    """The last checkpoint of a short run on poker."""
+    train(compose("+experiment=ippo_kuhn", *small))
+    return tmp_path / "run" / "checkpoints" / "last.ckpt"
+
+
+def test_equilibrium_commands_tell_of_checkpoints(checkpoint, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    short = [f"learned.{name}=200" for name in ("env_steps", "select_episodes", "report_episodes")]
+    given = commands("python scripts/nash_conv.py")
+    assert len(given) == 2
+    for arguments in given:
+        arguments = arguments.replace("outputs/run/checkpoints/last.ckpt", str(checkpoint))
+        outcome = command("nash_conv", *shlex.split(arguments), *(short if "learned" in arguments else ()))
+        assert outcome.code == 0, outcome.err
+        assert "NashConv" in outcome.out
+    for name in ("a.ckpt", "b.ckpt"):
+        shutil.copy(checkpoint, tmp_path / name)
+    (arguments,) = commands("python scripts/cross_play.py")
+    outcome = command("cross_play", *shlex.split(arguments.replace("1000", "10")))
+    assert outcome.code == 0, outcome.err
+    assert "Elo" in outcome.out
+
+
 def test_every_command_is_known():
-    known = ("python -m marl_lightning.envs", "python scripts/train.py")
+    scripts = ("train", "nash_conv", "cross_play")
+    known = ("python -m marl_lightning.envs", *(f"python scripts/{script}.py" for script in scripts))
     given = [line for page in PAGES for block in blocks(page, "bash") for line in block.splitlines()]
     assert [line for line in given if not line.startswith(known)] == []
