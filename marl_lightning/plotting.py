@@ -59,10 +59,11 @@ def read_curves(folder: str | Path, metric: str) -> list[Curve]:
 
 
 def table(curves: Sequence[Curve], metric: str) -> str:
-    """Returns a Markdown table of the last and the best value of each run."""
+    """Returns a Markdown table of the last and the best value of each run; of losses and NashConv, less is better."""
+    better = min if metric.startswith("nashconv/") or "loss" in metric else max
     lines = [f"| run | env steps | last {metric} | best {metric} | at env step |", "|---|---|---|---|---|"]
     for curve in curves:
-        best = max(range(len(curve.values)), key=curve.values.__getitem__)
+        best = better(range(len(curve.values)), key=curve.values.__getitem__)
         numbers = f"{curve.env_steps[-1]:,} | {curve.values[-1]:.4g} | {curve.values[best]:.4g}"
         lines.append(f"| {curve.name} | {numbers} | {curve.env_steps[best]:,} |")
     return "\n".join(lines)

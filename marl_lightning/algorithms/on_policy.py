@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
@@ -311,17 +311,10 @@ class OnPolicyActorCriticModule(MARLModule):
         learning = [name for name in self.actors if self.frozen is None or self.frozen.learns_in(name)]
         batches = {name: self.training_batch(name, rollout) for name in learning}
         num_sequences = next(iter(batches.values())).num_sequences
-        if hp.num_minibatches > num_sequences:
-            raise ValueError(
-                f"num_minibatches={hp.num_minibatches} must be at most the {num_sequences} sequences of a rollout: "
-                "make fewer minibatches or longer rollouts"
-            )
-        for _ in range(hp.num_epochs):
-            order = torch.randperm(num_sequences, device=self.device)
-            for rows in order.tensor_split(hp.num_minibatches):
-                loss, metrics = self.loss({name: batch.select(rows) for name, batch in batches.items()})
-                norm = self.optimise(loss, optimizer, parameters, max_grad_norm=hp.max_grad_norm)
-                self.record(metrics | {"gradient_norm": norm})
+        for rows in minibatches(num_sequences, hp.num_epochs, hp.num_minibatches, self.device):
+            loss, metrics = self.loss({name: batch.select(rows) for name, batch in batches.items()})
+            norm = self.optimise(loss, optimizer, parameters, max_grad_norm=hp.max_grad_norm)
+            self.record(metrics | {"gradient_norm": norm})
 
     def clip_gradient(self, parameters: list[nn.Parameter], limit: float) -> Tensor:
         """See :class:`~marl_lightning.algorithms.base.MARLModule`; frozen agents have no part in it."""
@@ -485,6 +478,23 @@ class GroupBatch:
             return None if value is None else value.index_select(0 if name.endswith("_state") else 1, rows)
 
         return GroupBatch(**{field.name: pick(field.name) for field in fields(self)})
+
+
+def minibatches(
+    num_sequences: int, num_epochs: int, num_minibatches: int, device: torch.device | str
+) -> Iterator[Tensor]:
+    """Yields the indices of the sequences of each minibatch; every pass over all of them has a new order.
+
+    Raises:
+        ValueError: if there are fewer sequences than minibatches.
+    """
+    if num_minibatches > num_sequences:
+        raise ValueError(
+            f"num_minibatches={num_minibatches} must be at most the {num_sequences} sequences of a rollout: "
+            "make fewer minibatches or longer rollouts"
+        )
+    for _ in range(num_epochs):
+        yield from torch.randperm(num_sequences, device=device).tensor_split(num_minibatches)
 
 
 def into_sequences(x: Tensor, length: int | None) -> Tensor:

@@ -12,8 +12,17 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from marl_lightning.algorithms.base import MARLModule, check_finite
-from marl_lightning.algorithms.on_policy import into_sequences, team_reward
-from marl_lightning.algorithms.q_learning import QNetwork, QPolicy, action_masks, actions, best_actions, join, values_of
+from marl_lightning.algorithms.on_policy import into_sequences, minibatches
+from marl_lightning.algorithms.q_learning import (
+    QNetwork,
+    QPolicy,
+    action_masks,
+    actions,
+    best_actions,
+    check_discrete,
+    joint_reward,
+    values_of,
+)
 from marl_lightning.data import schema
 from marl_lightning.data.episodes import episode_metrics
 from marl_lightning.data.rollout import RolloutDataModule
@@ -91,13 +100,9 @@ class PQNVDN(MARLModule):
 
     def build(self, spec: EnvSpec) -> None:
         names = ("hidden_sizes", "recurrent", "activation", "layer_norm", "share_parameters")
+        check_discrete(type(self).__name__, spec)
         self.networks = QPolicy()
         for name, group in spec.groups.items():
-            if not group.is_discrete or group.action_shape:
-                raise ValueError(
-                    f"{type(self).__name__} needs Discrete actions, but those of {name!r} in {spec.name} are "
-                    f"{group.action_space}: use a policy method such as MAPPO or IPPO"
-                )
             self.networks[name] = QNetwork(group=group, **{key: self.hparams[key] for key in names})
 
     @property
@@ -172,21 +177,14 @@ class PQNVDN(MARLModule):
         """Makes ``num_epochs`` passes of ``num_minibatches`` updates over a prepared rollout."""
         hp, batch = self.hparams, self.training_batch(rollout)
         optimizer, parameters = self.optimizers(), list(self.networks.parameters())
-        if hp.num_minibatches > batch.num_sequences:
-            raise ValueError(
-                f"num_minibatches={hp.num_minibatches} must be at most the {batch.num_sequences} sequences of a "
-                "rollout: make fewer minibatches or longer rollouts"
-            )
-        for _ in range(hp.num_epochs):
-            order = torch.randperm(batch.num_sequences, device=self.device)
-            for rows in order.tensor_split(hp.num_minibatches):
-                minibatch = batch.select(rows)
-                value = self.value(minibatch)
-                error = value - minibatch.target
-                loss = td_loss(error, torch.ones_like(error))
-                norm = self.optimise(loss, optimizer, parameters, max_grad_norm=hp.max_grad_norm)
-                metrics = {"loss": loss, "q_value": value.mean(), "td_error": error.abs().mean()}
-                self.record(metrics | {"gradient_norm": norm})
+        for rows in minibatches(batch.num_sequences, hp.num_epochs, hp.num_minibatches, self.device):
+            minibatch = batch.select(rows)
+            value = self.value(minibatch)
+            error = value - minibatch.target
+            loss = td_loss(error, torch.ones_like(error))
+            norm = self.optimise(loss, optimizer, parameters, max_grad_norm=hp.max_grad_norm)
+            metrics = {"loss": loss, "q_value": value.mean(), "td_error": error.abs().mean()}
+            self.record(metrics | {"gradient_norm": norm})
 
     def value(self, batch: TeamBatch) -> Tensor:
         """Returns what was done was worth to the team by the present networks, ``[L, N, 1]``."""
@@ -228,11 +226,8 @@ class PQNVDN(MARLModule):
 
     def reward(self, steps: TensorDict) -> Tensor:
         """Returns the reward of the team, ``[..., 1]``."""
-        how = self.hparams.team_reward
         rewards = {name: steps[schema.NEXT, name, schema.REWARD] for name in self.networks}
-        if how == "sum" and self.spec.shared_reward:
-            rewards = {name: reward[..., :1] for name, reward in rewards.items()}
-        return team_reward(join(rewards), how)[..., :1]
+        return joint_reward(rewards, self.hparams.team_reward, shared=self.spec.shared_reward)
 
 
 @dataclass(slots=True, kw_only=True)

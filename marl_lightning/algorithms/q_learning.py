@@ -395,12 +395,7 @@ class QLearningModule(MARLModule):
 
     def build(self, spec: EnvSpec) -> None:
         hp = self.hparams
-        for name, group in spec.groups.items():
-            if not group.is_discrete or group.action_shape:
-                raise ValueError(
-                    f"{type(self).__name__} needs Discrete actions, but those of {name!r} in {spec.name} are "
-                    f"{group.action_space}: use a policy method such as MAPPO or IPPO"
-                )
+        check_discrete(type(self).__name__, spec)
         self.networks = self.build_networks(spec)
         self.mixer = self.build_mixer(spec)
         self.target_networks = frozen_copy(self.networks)
@@ -548,14 +543,8 @@ class QLearningModule(MARLModule):
 
     def reward(self, steps: TensorDict) -> Tensor:
         """Returns the rewards that are learned from, ``[..., 1]`` of the team or ``[..., A]`` of each agent."""
-        how = self.hparams.team_reward
         rewards = {name: steps[schema.NEXT, name, schema.REWARD] for name in self.networks}
-        if how == "sum" and self.spec.shared_reward:
-            rewards = {name: reward[..., :1] for name, reward in rewards.items()}
-        reward = join(rewards)
-        if how is None:
-            return reward
-        return reward[..., :1] if how == "first" else getattr(reward, how)(-1, keepdim=True)
+        return joint_reward(rewards, self.hparams.team_reward, shared=self.spec.shared_reward)
 
     def weight(self, batch: ReplayBatch) -> Tensor:
         """Returns which values count, ``[L, N, 1]`` of the team or ``[L, N, A]`` of each agent, as 0 and 1."""
@@ -619,6 +608,22 @@ def join(per_group: Mapping[str, Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors, -1)
 
 
+def joint_reward(rewards: Mapping[str, Tensor], how: str | None, *, shared: bool) -> Tensor:
+    """Returns the rewards that are learned from, ``[..., 1]`` of the team or ``[..., A]`` of each agent.
+
+    Args:
+        rewards: by group ``[..., A]``.
+        how: ``"sum"``, ``"mean"`` or ``"first"`` makes one of them, ``None`` keeps them.
+        shared: the agents of a group share their reward: it counts once in a sum.
+    """
+    if how is None:
+        return join(rewards)
+    if how == "sum" and shared:
+        rewards = {name: reward[..., :1] for name, reward in rewards.items()}
+    reward = join(rewards)
+    return reward[..., :1] if how == "first" else getattr(reward, how)(-1, keepdim=True)
+
+
 def values_of(value: Mapping[str, Tensor], action: Mapping[str, Tensor]) -> Tensor:
     """Returns the values ``[..., A]`` of the actions of all agents, from values ``[..., A, n]`` by group."""
     return join({name: take(value[name], action[name]) for name in value})
@@ -641,6 +646,16 @@ def action_masks(steps: TensorDict) -> dict[str, Tensor]:
         for name, group in steps.items()
         if isinstance(group, TensorDict) and schema.ACTION_MASK in group
     }
+
+
+def check_discrete(algorithm: str, spec: EnvSpec) -> None:
+    """Raises ``ValueError`` if the actions of a group are not ``Discrete``."""
+    for name, group in spec.groups.items():
+        if not group.is_discrete or group.action_shape:
+            raise ValueError(
+                f"{algorithm} needs Discrete actions, but those of {name!r} in {spec.name} are {group.action_space}: "
+                "use a policy method such as MAPPO or IPPO"
+            )
 
 
 def frozen_copy(module: nn.Module) -> nn.Module:
