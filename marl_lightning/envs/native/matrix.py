@@ -21,9 +21,11 @@ _PRISONERS_DILEMMA = [[3, 0], [5, 1]]
 _MATCHING_PENNIES = [[1, -1], [-1, 1]]
 _ROCK_PAPER_SCISSORS = [[0, -1, 1], [1, 0, -1], [-1, 1, 0]]
 
+_TRICKY = [[0, 3], [1, 2]], [[3, 2], [0, 1]]  # of the row player and of the column player
+
 _TWO_STEP = [[[0, 0], [0, 0]], [[7, 7], [7, 7]], [[0, 1], [1, 8]]]
 
-REPEATED_GAMES = ("climbing", "penalty", "prisoners_dilemma", "matching_pennies", "rock_paper_scissors")
+REPEATED_GAMES = ("climbing", "penalty", "prisoners_dilemma", "matching_pennies", "rock_paper_scissors", "tricky")
 GAMES = (*REPEATED_GAMES, "two_step")
 
 _END = -1
@@ -37,7 +39,9 @@ def payoffs(game: str, *, k: float = 0.0) -> np.ndarray:
     ``climbing`` and ``penalty`` are common-payoff games (Claus and Boutilier, "The dynamics of reinforcement learning
     in cooperative multiagent systems", AAAI 1998). In ``prisoners_dilemma`` action 0 cooperates and 1 defects, with
     the values of Axelrod's tournament. ``matching_pennies`` (agent 0 wants to match) and ``rock_paper_scissors`` are
-    zero-sum.
+    zero-sum. ``tricky`` is neither common-payoff nor zero-sum, and has one equilibrium, in which both take either
+    action equally often (Bowling and Veloso, "Multiagent learning using a variable learning rate", Artificial
+    Intelligence 2002).
 
     Args:
         game: one of ``REPEATED_GAMES``.
@@ -62,6 +66,8 @@ def payoffs(game: str, *, k: float = 0.0) -> np.ndarray:
         case "rock_paper_scissors":
             row = np.array(_ROCK_PAPER_SCISSORS, np.float32)
             column = -row
+        case "tricky":
+            row, column = np.array(_TRICKY, np.float32)
         case _:
             raise ValueError(f"unknown repeated game {game!r}, choose one of {', '.join(REPEATED_GAMES)}")
     return np.stack([row, column])

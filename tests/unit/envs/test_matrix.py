@@ -40,6 +40,14 @@ def test_paper_beats_rock_and_loses_to_scissors():
     assert (row[paper, rock], row[paper, scissors], row[rock, scissors], row[paper, paper]) == (1, -1, 1, 0)
 
 
+def test_the_equilibrium_of_tricky_is_mixed():
+    row, column = payoffs("tricky")
+    assert (row @ [0.5, 0.5]).tolist() == [1.5, 1.5]  # against an even mixture, nobody prefers an action
+    assert ([0.5, 0.5] @ column).tolist() == [1.5, 1.5]
+    best_rows, best_columns = row.argmax(0), column.argmax(1)
+    assert not any(best_rows[b] == a and best_columns[a] == b for a in range(2) for b in range(2))
+
+
 @pytest.mark.parametrize("game", REPEATED_GAMES)
 def test_rewards_follow_the_payoffs(game):
     table = payoffs(game)
